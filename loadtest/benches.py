@@ -1,5 +1,5 @@
-"""The benches: commands `bench host`, `peers`, `wan`, `loadtest`, `chaos` and `quality`, and their settings, which are
-their flags. Help reads this file: nothing heavy here."""
+"""The benches: commands `bench host`, `peers`, `wan`, `loadtest`, `chaos` and `quality`, and their settings, which
+define their flags. `--help` loads this file, so it imports nothing heavy."""
 
 import argparse
 import json
@@ -23,18 +23,18 @@ from stages.settings import add_flags, check, check_destination, flag, from_flag
 
 
 def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> None:
-    """Options of a command whose flags come from its settings, and which writes a record with `--json`."""
+    """Add the options of a command whose settings define its flags, and which writes a record with `--json`."""
     add_flags(command, settings)
     command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
-    """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
+    """Measure, print the table and write the record for `--json`; returns the exit code. Raises OnesweepError."""
     from stages.signals import ends_cleanly
 
     if options.json:
         check_destination(options.json, "--json")
-    head = origin()  # before the run: it has the load of the machine
+    head = origin()  # before the run: it records the machine's load
     with ends_cleanly():
         report = bench()
     print(report.table)
@@ -44,14 +44,14 @@ def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> 
 
 
 def absolute(text: str) -> Path:
-    """A path that still holds when a server with another working directory reads it."""
+    """A path that stays valid for a server with another working directory."""
     return Path(text).resolve()
 
 
-MAX_AT_ONCE = 64  # requests in flight that a router takes by default
+MAX_AT_ONCE = 64  # a router's default limit of requests in flight
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
-# `bench host` and `peers`: what a machine makes of hosts, and of the same file elsewhere.
+# `bench host` and `peers`: the performance of hosts on a machine, and of llama.cpp with the same file.
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ add_peers = partial(add_measurement, settings=PeerSettings)
 
 def run_host(options: argparse.Namespace) -> int:
     settings = from_flags(HostBenchSettings, options)
-    from loadtest.host.ring import measure_ring  # torch takes a second to import: only when it runs
+    from loadtest.host.ring import measure_ring  # imports torch, which takes a second: only when it runs
 
     return run_bench(options, lambda: BenchReport.of_rows("host", settings, measure_ring(settings)))
 
@@ -98,7 +98,7 @@ LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
 
 
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
-    """The output lengths, or levels, of "N,N". Raises InputError."""
+    """Parse output lengths or levels as in "N,N". Raises InputError."""
     option, counts = LENGTH_FLAGS[unit], text.split(",")
     if not all(count.isdecimal() and int(count) for count in counts):
         raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
@@ -111,7 +111,7 @@ class WanSettings:
     profiles: tuple[str, ...] = field(
         metadata=flag("networks, such as links-60, or FILE:NAME; loopback: no lab", name="--profile", metavar="P[,P]")
     )
-    # Empty: the usual ones, or all modes of drawing.
+    # Empty: the usual ones, or all drawing modes.
     variants: tuple[ModeVariant, ...] = setting(
         (),
         "with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
@@ -120,21 +120,21 @@ class WanSettings:
         shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
         type=parse_variants,
     )
-    # Empty: a topology names the hosts. Else machines join with a ticket.
+    # Empty: a topology names the hosts. Otherwise machines join with a ticket.
     links: tuple[str, ...] = setting(
         (), "machines that join, by links direct, reversed, relayed", name="--links", metavar="L[,L]", shown="no join"
     )
     texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
     temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
-    # Turns of each variant, after one that warms up; `at_once` requests each.
+    # Turns of each variant, with `at_once` requests each, after a warm-up turn.
     requests: int = setting(10, "turns of each variant", metavar="R", least=1)
     at_once: int = setting(1, "requests in a turn", least=1, most=MAX_AT_ONCE)
-    # Every variant begins with this seed and counts on from it, so that all are asked for the same texts.
+    # Every variant counts up from this seed, so that all get the same requests.
     seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
-    # None: three, or one for each block where there are fewer.
+    # None: three, or one per block if there are fewer.
     hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    # From --bytes, --max-tokens or --levels; and of `texts`, or the classes of what draws. Empty: the bundle's.
+    # From --bytes, --max-tokens or --levels; and prompts from `texts`, or classes to draw. Empty: the bundle's.
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()
 
@@ -177,7 +177,7 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 
 def _load_settings(options: argparse.Namespace) -> LoadSettings:
-    """Raises OnesweepError for what can be refused before anything starts."""
+    """Settings from options. Raises OnesweepError for mistakes that show before anything starts."""
     from loadtest.workload.testbed import TestbedSettings, check_testbed
     from serving.modes import MODES
 
@@ -221,13 +221,13 @@ def _measure_load(settings: LoadSettings) -> BenchReport:
     record = found | {"settings": settings_record(s, target=target.network.profile)}
     counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
     failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
-    if trouble := failed + lost + wrong:  # a sound deployment answers all
+    if trouble := failed + lost + wrong:  # a sound deployment answers everything
         notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
     return BenchReport("\n".join([table(RUNS, rows), *notes]), record, holds=not trouble)
 
 
 def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
-    """The modes that the router serves; a sentence for each of the others. Raises InputError when none is left."""
+    """The modes that the router serves, after a sentence about each other one. Raises InputError if none is left."""
     served = [mode for mode in modes if mode in facts.modes]
     if not served:
         raise InputError(f"this deployment cannot serve {', '.join(modes)}; it has {', '.join(facts.modes)}")
@@ -237,21 +237,21 @@ def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
     return served
 
 
-# `bench chaos`: a deployment, a load, and what happens to them.
+# `bench chaos`: a deployment, a load, and faults.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosSettings:
-    """A deployment, a load, and what happens to them."""
+    """A deployment, a load, and the faults."""
 
     minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
     profile: str = setting("links-60", "Links; loopback needs no root, and cannot be cut", metavar="P")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
-    length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
+    length_scale: float = 1.0  # factor on every fault's length: below 1, a test takes less time
     checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
     requests_at_once: int = 4
-    patience_s: float = 60.0  # after which a client gives a request up
-    warm_up_s: float = 5.0  # of load before the first fault
+    patience_s: float = 60.0  # after which a client gives up a request
+    warm_up_s: float = 5.0  # load before the first fault
     simulate: bool = setting(False, "A tiny model in virtual time: schedules of faults, drawn from --seed and after")
     schedules: int = setting(1000, "With --simulate: how many", least=1, most=10_000_000)
 
@@ -278,18 +278,18 @@ def run_chaos(options: argparse.Namespace) -> int:
     return run_bench(options, lambda: serving_report(chaos(settings, say)))
 
 
-# `bench quality`: text and pictures, to judges.
+# `bench quality`: text and pictures, scored by judges.
 
 JUDGE = Path(__file__).parent / "quality/fashion.safetensors"
 
 
 @dataclass(frozen=True)
 class QualitySettings:
-    """Settings of `bench quality`: of text with `prompts`, of pictures with `pictures`."""
+    """Settings of `bench quality`: for text with `prompts`, for pictures with `pictures`."""
 
     prompts: Path | None = setting(None, "held-out text: a file or folder", metavar="PATH")
     pictures: Path | None = setting(None, "pictures with a test part, instead of text", metavar="PATH", type=absolute)
-    # None: all that the router serves, but for `auto`.
+    # None: all served modes except `auto`.
     modes: str | None = setting(
         None,
         "with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; of pictures: steps:int8",
@@ -305,7 +305,7 @@ class QualitySettings:
     )
     seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=MAX_SEED)
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)
-    in_flight: int = 8  # requests at once; with `write` one
+    in_flight: int = 8  # requests at once; with `write`, one
     write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")
 
 

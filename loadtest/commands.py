@@ -1,4 +1,4 @@
-"""The results of a bench: a table, and a record with the command, code and machine that it was measured with."""
+"""The results of a bench: a table, and a record with the command, code and machine of the measurement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row:
     name: str
     value: float
     unit: str
-    at_most: float | None = None  # None where nothing is aimed at
+    at_most: float | None = None  # None without a target
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class BenchReport:
 
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
-    holds: bool = True  # False where what must never happen has happened: the exit code says it
+    holds: bool = True  # False if something happened that must not: sets the exit code
 
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
@@ -52,15 +52,15 @@ class BenchReport:
 
 
 def say(text: str) -> None:
-    """Print a line at once, also where the output is a pipe."""
+    """Print a line at once, even into a pipe."""
     print(text, flush=True)
 
 
-MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
+MAX_SEED = (1 << 63) - 1  # half of a request's range, because seeds count up from the first one
 
 
 def check_names(flag: str, given: Sequence[str], known: Collection[str] | None = None) -> None:
-    """Raise InputError for a name that is not known, or comes twice; without `known` any may come."""
+    """Raise InputError for an unknown or repeated name; without `known`, any name is allowed."""
     for name in given:
         if known is not None and name not in known:
             raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
@@ -68,7 +68,7 @@ def check_names(flag: str, given: Sequence[str], known: Collection[str] | None =
             raise InputError(f"{flag} names {name!r} twice")
 
 
-# The record of a run as JSON values.
+# A run's record as JSON values.
 
 GIT_S = 10.0  # a folder on a slow network must not hold up a record
 
@@ -79,7 +79,7 @@ def origin() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of a run: without it a figure means little."""
+    """The machine of a run, without which a figure means little."""
     return {
         "processor": processor(),
         "cores": all_cores(),
@@ -87,12 +87,12 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "grpcio": version("grpcio"),
-        "load_average": round(os.getloadavg()[0], 2),  # of the minute before: on a busy machine latencies say little
+        "load_average": round(os.getloadavg()[0], 2),  # over the last minute: on a busy machine latencies say little
     }
 
 
 def commit() -> str:
-    """The commit of the code that runs, `+changes` where files differ from it; `unknown` outside a checkout."""
+    """The commit of the running code, with `+changes` if files differ from it; `unknown` outside a checkout."""
     head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     if head is None:
         return "unknown"
@@ -100,7 +100,7 @@ def commit() -> str:
 
 
 def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
-    """JSON values of every setting; `changes` stand for what is not as it was given, or has a name of its own."""
+    """JSON values of every setting; `changes` override values that differ from those given, or add further names."""
     return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()} | changes
 
 

@@ -1,1 +1,1 @@
-"""Training: blocks on one machine, rounds of workers over a network, plans."""
+"""Training: blocks on one machine, rounds of workers over a network, and plans."""

@@ -1,5 +1,5 @@
 """Commands that train and measure on this machine, `train text`, `train pictures`, `evaluate`...; flags, settings and
-text of all commands of the trainer."""
+text loading of all trainer commands."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from trainer.blocks.config import TrainingConfig
     from trainer.blocks.data import Corpus
 
-# Modules that need torch are imported when a command runs: help should not wait for it.
+# A command imports modules that need torch only when it runs: `--help` should not wait for it.
 
 MAX_COUNT = 2**31
 
 
 @dataclass(frozen=True)
 class SharedFlags:
-    """A command has those that it names."""
+    """Flags that commands share; each command names the ones it has."""
 
     config: Path | None = setting(None, "settings in TOML; flags win over them")
     data: Path | None = setting(None, "UTF-8 text, file or folder (Python's docs)", metavar="PATH")
@@ -41,20 +41,20 @@ class SharedFlags:
 
 
 def add_own_and_shared(parser: argparse.ArgumentParser, own: type[Any], shared: str) -> None:
-    """Add a command's own flags, and those of these fields of SharedFlags."""
+    """Add a command's own flags, and the named fields of SharedFlags."""
     add_flags(parser, own)
     add_flags(parser, SharedFlags, shared.split())
 
 
 def config_of(options: argparse.Namespace) -> TrainingConfig:
-    """Settings of a training: the file's, over them the flags. Raises ConfigError, InputError."""
+    """Settings of a training: the file's, overridden by the flags. Raises ConfigError, InputError."""
     from trainer.blocks.config import load_config
 
     return load_config(options.config, steps=from_flags(SharedFlags, options).steps)
 
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
-    """The text that the options name, and the device of its batches. Raises ConfigError, DataError."""
+    """Load the text that the options name, with the device of its batches. Raises ConfigError, DataError."""
     from trainer.blocks.data import load_corpus
 
     set_threads(options)
@@ -63,7 +63,7 @@ def corpus_of(options: argparse.Namespace) -> Corpus:
 
 
 def set_threads(options: argparse.Namespace) -> None:
-    """Compute with as many threads as asked for, by default one for each core that this process may use.
+    """Set the number of threads, by default one per core that this process may use.
 
     The same number on the same machine gives the same weights, bit for bit. Raises InputError.
     """
@@ -88,7 +88,7 @@ add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tok
 
 
 def run_text(options: argparse.Namespace) -> int:
-    with ends_at_once():  # torch takes seconds to import
+    with ends_at_once():  # importing torch takes seconds
         from trainer.blocks.config import RoundSettings
         from trainer.blocks.train import train_ar, train_blocks, train_scorer
 

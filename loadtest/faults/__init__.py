@@ -1,1 +1,1 @@
-"""Faults against a real deployment under load, and what they cost: nothing may be lost, and no text may change."""
+"""Faults against a real deployment under load, and their cost: no request may be lost, and no text may change."""

@@ -1,4 +1,4 @@
-"""One run of `bench chaos`: texts without faults, load and faults on the same deployment, what became of each request.
+"""One run of `bench chaos`: texts without faults, load and faults on the same deployment, and each request's fate.
 
 Times are seconds of the machine's monotonic clock.
 """
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 POLL_S = 0.1
-SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
-NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
+SOUND_S = 60.0  # how long the next fault waits for the deployment to recover
+NOTICED_S = 1.5  # after a fault's end, the time by which the router knows its effects
 OK = "OK"
-LATE = "LATE"  # no whole answer within the request's patience, however often it was tried
-# Statuses after which the same request may be sent again.
+LATE = "LATE"  # no complete answer within the request's patience, with any number of tries
+# Statuses after which a client may repeat the same request.
 AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
-PAUSE_S = 0.25  # before another call, where a refusal names no time
+PAUSE_S = 0.25  # before another call, if a refusal names no time
 
-PROMPTS = 3  # of each mode
-# Bytes of a text, by its mode. Without a budget `auto` takes the best setting, whatever the links are like.
+PROMPTS = 3  # per mode
+# Bytes of a text, by mode. Without a budget, `auto` takes the best setting, whatever the links are like.
 LENGTHS = {"sweep": 96, "chunked": 96, "resample": 64, "ar": 48, "ar-speculative": 64, "local": 48, "auto": 48}
 PROMPT_BYTES = 48
 ROOM_BYTES = PROMPT_BYTES + max(LENGTHS.values()) + 16
@@ -55,7 +55,7 @@ ROOM_BYTES = PROMPT_BYTES + max(LENGTHS.values()) + 16
 
 @dataclass(frozen=True)
 class SeededRequest:
-    """A request that has one answer. Its fields are arguments of `Client.stream`."""
+    """A request with exactly one right answer. Its fields are arguments of `Client.stream`."""
 
     mode: str
     prompt: str
@@ -64,7 +64,7 @@ class SeededRequest:
 
 
 def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
-    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room."""
+    """Requests of all modes in turn, each with its own seed; shorter if the context lacks room."""
     scale = min(1.0, context_length / ROOM_BYTES)
     served = [(mode, length) for mode, length in LENGTHS.items() if mode in modes]
     return tuple(
@@ -74,28 +74,28 @@ def seeded_requests(modes: Collection[str], first_seed: int, context_length: int
 
 
 class Fate(StrEnum):
-    """The class that a request falls into."""
+    """The class of a request."""
 
     RIGHT = "right"
-    # A byte differs from the text without faults: in the last call, or in what one brought before it failed.
+    # A byte differs from the text without faults, in the last call or in a part that a failed call returned.
     WRONG = "wrong"
-    LOST = "lost"  # no whole text, within its patience and with all its calls
+    LOST = "lost"  # no complete text, within its patience and with all its calls
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A request from its first call to its end."""
+    """A request, from its first call to its end."""
 
     case: int
     begin_s: float
     end_s: float
-    status: str  # OK, LATE, or the name of a gRPC status that another call would not change
-    outputs: list[bytes]  # of each call, the last one's last
-    failures: list[str] = field(default_factory=list)  # what calls that failed said
-    replays: int = 0  # times that the router moved the work to other hosts
+    status: str  # OK, LATE, or the name of a final gRPC status
+    outputs: list[bytes]  # of each call, in order
+    failures: list[str] = field(default_factory=list)  # messages of failed calls
+    replays: int = 0  # the router's moves of the work to other hosts
 
     def fate(self, text: bytes) -> Fate:
-        """:param text: that the deployment wrote before any fault."""
+        """:param text: the deployment's text before any fault."""
         if not all(text.startswith(each) for each in self.outputs):
             return Fate.WRONG
         if self.status != OK:
@@ -104,7 +104,7 @@ class Answer:
 
 
 class Clients:
-    """Users beside the router that take the cases in turn, and ask until they are answered."""
+    """Users next to the router who send the cases in turn, and repeat each until it is answered."""
 
     def __init__(self, caller: Caller, cases: Sequence[SeededRequest], at_once: int, patience_s: float) -> None:
         self.caller, self.cases, self.patience_s = caller, cases, patience_s
@@ -114,14 +114,14 @@ class Clients:
         self._asking = [self._threads.submit(self._ask_on) for _ in range(at_once)]
 
     def wait(self, until_s: float) -> None:
-        """Raises ServiceError when the clients' process ended meanwhile."""
+        """Wait. Raises ServiceError if the clients' process ends meanwhile."""
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, POLL_S))
             if (code := self.caller.process.poll()) is not None:
                 raise ServiceError(f"the clients' process ended with exit code {code}")
 
     def finish(self) -> RouterState:
-        """Ask no more. Wait for answers under way, and for all hosts to be there with nothing left of a request."""
+        """Send no more. Wait for outstanding answers, and for all hosts to be up without remains of any request."""
         self._stopped.set()
         for each in self._asking:
             each.result()
@@ -140,7 +140,7 @@ class Clients:
             self.answers.append(self._ask(next(self._numbers)))
 
     def _ask(self, number: int) -> Answer:
-        """One request, with as many calls as it takes."""
+        """Make one request, with as many calls as it takes."""
         begin_s, status, replays = time.monotonic(), LATE, 0
         outputs, failures = list[bytes](), list[str]()
         while (left_s := begin_s + self.patience_s - time.monotonic()) > 0:
@@ -167,9 +167,9 @@ class ChaosResult:
     cases: tuple[SeededRequest, ...]
     texts: list[bytes]  # before any fault, by case
     answers: list[Answer]
-    faults: list[PlannedFault]  # as they were, since the first one could begin
-    last_state: RouterState  # when every request had ended
-    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
+    faults: list[PlannedFault]  # as executed; times since the first one could begin
+    last_state: RouterState  # after the end of every request
+    ended: dict[str, str]  # processes that ended without a fault, and their last log lines
     seconds: float  # of load
 
     @property
@@ -178,22 +178,22 @@ class ChaosResult:
 
     @property
     def trouble(self) -> int:
-        """The number of things that no run may have."""
+        """Number of events that must not happen in any run."""
         bad = len(self.answers) - self.fates[Fate.RIGHT]
         return bad + self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
 
 
 def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
-    """Raises OnesweepError when there is no deployment, or no text to compare with."""
+    """Run it. Raises OnesweepError without a deployment, or without a text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
-    plan_host(checkpoint, (0,))  # what can be refused before anything is started
+    plan_host(checkpoint, (0,))  # refuse early, before anything is started
     check_links(settings.profile, MOST_HOSTS)
     with open_serving_testbed(settings, checkpoint) as testbed:
         facts = testbed.opened.caller.facts()
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)
         if not cases:
             raise ServiceError("nothing here writes text: give --checkpoint a bundle that does")
-        able = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # which has no link to cut
+        able = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # loopback has no link to cut
         schedule = make_schedule({name: FAULTS[name].targets(testbed) for name in able}, settings)
         say(f"the texts of {len(cases)} requests, before anything happens ...")
         texts = _texts(testbed, cases)
@@ -217,9 +217,9 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
 
 
 def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[bytes]:
-    """The text of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
-    # the deployment itself is the reference: a second implementation could round differently, or be wrong in the same
-    # way, and the promise to users is that a seed has one answer
+    """The text of each case, requested twice. Raises ServiceError if one is missing or the two differ."""
+    # the deployment itself is the reference: a second implementation could round differently or share an error, and the
+    # promise to users is that a seed has one answer
     first, again = (testbed.opened.caller.ask(list(map(asdict, cases))) for _ in range(2))
     texts = []
     for case, *answers in zip(cases, first, again, strict=True):
@@ -236,10 +236,10 @@ def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[byte
 def _go_through(
     testbed: ServingTestbed, clients: Clients, schedule: Sequence[PlannedFault], begin_s: float, say: Say
 ) -> tuple[list[PlannedFault], dict[str, str]]:
-    """Every fault at its time, one after the other; the next one waits until the deployment is whole again.
+    """Run every fault at its time, one after the other; the next one waits until the deployment has recovered.
 
-    Also the processes that ended between faults, with their last words. Must run on the main thread: a process that
-    is started in a lab ends with the thread that started it.
+    Also returns the processes that ended between faults, with their last log lines. Must run on the main thread: a
+    process in a lab ends with the thread that started it.
     """
     done: list[PlannedFault] = []
     ended: dict[str, str] = {}
@@ -250,8 +250,8 @@ def _go_through(
             clients.wait(time.monotonic() + POLL_S)
         ended = testbed.deployment.ended() | ended
         say(f"  {replace(planned, at_s=time.monotonic() - begin_s)}")
-        # One at a time: with two hosts for each block, two at once may leave no way through, and then a request that
-        # fails is right to fail.
+        # One at a time: with two hosts per block, two faults at once may leave no path, and then a request fails
+        # rightly.
         fault_s = time.monotonic()
         end = FAULTS[planned.kind].begin(testbed, *planned.targets)
         try:
@@ -280,7 +280,7 @@ def serving_report(result: ChaosResult) -> BenchReport:
 
 
 def verdict(result: ChaosResult) -> list[str]:
-    """The outcome, a sentence a line."""
+    """The outcome, one sentence per line."""
     words = [
         f"{len(result.answers)} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
         f"{', '.join(f'{result.fates[fate]} {fate}' for fate in Fate)}; "

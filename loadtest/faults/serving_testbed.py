@@ -1,4 +1,4 @@
-"""A deployment to break, with every block on two hosts behind two routers; the faults it knows, and when each comes."""
+"""A deployment to break, with every block on two hosts behind two routers; its faults, and their schedule."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 REPLICAS = 2
 LETTERS = "ab"
 MOST_HOSTS = REPLICAS * len(LETTERS)
-End = Callable[[], object]  # of a fault
+End = Callable[[], object]  # ends a fault
 
 
 @dataclass
 class ServingTestbed:
-    """A running deployment, and what can be done to its parts."""
+    """A running deployment, and the faults of its parts."""
 
     opened: Testbed
     deployment: Deployment
 
     @property
     def router(self) -> str:
-        """Address, or addresses, for clients."""
+        """The router address or addresses for clients."""
         return ",".join([self.deployment.topology.router, *self.routers[1:]])
 
     @property
@@ -48,30 +48,30 @@ class ServingTestbed:
 
     @property
     def routers(self) -> list[str]:
-        """Names of their processes: that of a second one is its address."""
+        """Names of the routers' processes; a second router's name is its address."""
         return [name for name in self.deployment.processes if name not in self.hosts]
 
     @property
     def links(self) -> list[str]:
-        """The links that a request can take, by the names of both ends."""
+        """The links that a request can use, as names of both ends."""
         topology, first = self.deployment.topology, self.deployment.topology.hosts[0].blocks
         ends = [(ROUTER, host.name) for host in topology.hosts]
         ends += [(a.name, b.name) for a in topology.hosts for b in topology.hosts if a.blocks == first != b.blocks]
         return [f"{one} - {other}" for one, other in ends]
 
-    # Each begins a fault, and returns what ends it.
+    # Each begins a fault and returns the function that ends it.
 
     def kill(self, name: str) -> End:
         self.deployment.kill(name)
         return partial(self.deployment.revive, name)
 
     def freeze(self, name: str) -> End:
-        """Stop a process where it is: connections stay open, and no answer comes."""
+        """Suspend a process: connections stay open, and no answer comes."""
         self._signal(name, signal.SIGSTOP)
         return partial(self._signal, name, signal.SIGCONT)
 
     def _signal(self, name: str, number: int) -> None:
-        """Send a signal to a process of the deployment, if it still is the one that has this number."""
+        """Send a signal to a process of the deployment, if it still has its process id."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.deployment.processes[name])
             if name in process.cmdline():
@@ -88,7 +88,7 @@ class ServingTestbed:
 
 
 def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
-    """The blocks cut in two where there are two or more, and every part on two hosts: a-1, a-2, b-1, b-2."""
+    """The blocks cut in two if there are two or more, and every part on two hosts: a-1, a-2, b-1, b-2."""
     parts = plan_host(checkpoint, (0,)).parts
     middle = -(-parts // 2)
     spans = [span for span in (tuple(range(middle)), tuple(range(middle, parts))) if span]
@@ -99,7 +99,7 @@ def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topol
 
 @contextlib.contextmanager
 def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[ServingTestbed]:
-    """A ready deployment with two hosts for every block. Raises OnesweepError."""
+    """A ready deployment with two hosts per block. Raises OnesweepError."""
     with open_network(settings.profile, MOST_HOSTS) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
@@ -111,11 +111,11 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault, done to a testbed: it begins, lasts, and ends."""
+    """A kind of fault of a testbed, which begins, lasts and ends."""
 
     length_s: tuple[float, float]  # shortest and longest
     begin: Callable[[ServingTestbed, str], End]
-    targets: Callable[[ServingTestbed], Sequence[str]]  # names of what it can be done to
+    targets: Callable[[ServingTestbed], Sequence[str]]  # names of possible targets
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -126,11 +126,11 @@ FAULTS: Mapping[str, Fault] = {
     "frozen-router": Fault((2.0, 5.0), ServingTestbed.freeze, attrgetter("routers")),
 }
 FAULTS_A_MINUTE = 2.4
-QUIET = 0.2  # share of a turn within which its fault begins
+QUIET = 0.2  # a fault begins within this share of its turn
 
 
 def make_schedule(targets: Mapping[str, Sequence[str]], settings: ChaosSettings) -> list[PlannedFault]:
-    """Faults, one in each equal turn of the time, drawn from a seed: every kind equally often, its targets in turns.
+    """Draw faults from a seed, one in each equal turn of the time: every kind equally often, its targets in turn.
 
     :param targets: names by kind of fault.
     """

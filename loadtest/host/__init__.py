@@ -1,1 +1,1 @@
-"""Benchmarks of one machine: what serving costs in time, memory and arithmetic."""
+"""Benchmarks of one machine: the cost of serving in time, memory and compute."""

@@ -1,4 +1,4 @@
-"""Rows of `bench host` on a ring over loopback: a sweep on top of the model, batching, idle servers."""
+"""Rows of `bench host` on a ring over loopback: a sweep's overhead on the model, batching, idle servers."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from loadtest.benches import HostBenchSettings
 
 RING = 3
-# Most milliseconds a sweep on top of the model, for a ring of three; a sweep of `ar` is a token.
+# Most milliseconds of overhead per sweep, for a ring of three; a sweep of `ar` is a token.
 TARGETS_MS = {"sweep": 8.0, "chunked": 8.0, "ar": 2.5}
 BARE = ("sweep", "ar", "chain", "steps")  # modes with a bare loop
-IDLE_PERCENT = 0.5  # of a core: a host that waits for work must not cost its owner anything
-SETTLE_S = 15.0  # between the last request and the measurement of idle servers
-IDLE_S = 20.0  # that this measurement takes
+IDLE_PERCENT = 0.5  # of a core: an idle host must cost its owner nothing
+SETTLE_S = 15.0  # between the last request and the idle measurement
+IDLE_S = 20.0  # duration of this measurement
 
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """A text or a picture, and what it took at the client. Two are equal when their outputs are."""
+    """A text or a picture, and its time at the client. Two are equal if their outputs are."""
 
     output: bytes
-    units: int  # tokens of a text, which may end early; a picture is one
+    units: int  # tokens of a text, which may end early; 1 for a picture
     latency_ms: float = field(compare=False)  # from the call to the end of the account
     compute_ms: float = field(compare=False)  # the hosts' own figure
     sweeps: int = field(compare=False)
@@ -72,14 +72,14 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
         idle = _idle_rows(deployment)
     rows = list[Row]()
-    # after the hosts have gone: they would share the cores
+    # after the hosts have stopped, since they would share the cores
     for mode, (alone, together) in served.items():
         rows += [
             *alone_rows(mode, hosts, subject.unit, alone),
             Row(f"{mode}: {settings.batch} requests at once", together, subject.unit),
         ]
         if mode in BARE:
-            # on a busy machine two threads of one loop wait for each other, and it is slower than one alone
+            # on a busy machine, two threads of one loop wait for each other and are slower than one
             bare = max(bare_rate(subject, mode, threads) for threads in (1, all_cores))
             rows += [
                 Row(f"{mode}: bare torch loop over {settings.batch}", bare, subject.unit),
@@ -89,7 +89,7 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
 
 
 def alone_rows(mode: str, hosts: int, unit: str, alone: Sequence[TimedAnswer]) -> list[Row]:
-    """Medians over requests of one mode, one after the other."""
+    """Medians over sequential requests of one mode."""
     median = statistics.median
     overhead = median((each.latency_ms - each.compute_ms) / each.sweeps for each in alone)
     return [
@@ -101,13 +101,13 @@ def alone_rows(mode: str, hosts: int, unit: str, alone: Sequence[TimedAnswer]) -
 
 
 async def _served(router: str, mode: str, subject: TextRequests | PictureRequests) -> tuple[list[TimedAnswer], float]:
-    """Requests one after the other; and tokens or pictures a second of the same at once.
+    """Sequential requests; and tokens or pictures per second of the same requests at once.
 
-    Raises OnesweepError when a result depends on its company: nothing that is measured then means anything.
+    Raises OnesweepError if a result depends on its batch, which makes every measurement meaningless.
     """
     seeds, together = range(subject.settings.batch), list[float]()
     async with AsyncClient(router) as client:
-        await _timed(client, mode, subject, 0)  # connections open and kernels load
+        await _timed(client, mode, subject, 0)  # opens connections and loads kernels
         alone = [await _timed(client, mode, subject, seed) for seed in seeds]
         for _ in range(subject.settings.rounds):
             begin = time.perf_counter()
@@ -131,24 +131,24 @@ async def _timed(client: AsyncClient, mode: str, subject: TextRequests | Picture
 
 
 def _idle_rows(deployment: Deployment) -> list[Row]:
-    """Processor time of the servers of a ring that has just worked and waits now."""
+    """Processor time of an idle ring's servers after work."""
     time.sleep(SETTLE_S)
     processes = {name: psutil.Process(pid) for name, pid in deployment.processes.items()}
-    before_s = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}  # of user and system
+    before_s = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}  # user and system
     time.sleep(IDLE_S)
     worked_s = {name: sum(process.cpu_times()[:2]) - before_s[name] for name, process in processes.items()}
     return [Row(f"idle: {name}", 100 * s / IDLE_S, "% of a core", IDLE_PERCENT) for name, s in worked_s.items()]
 
 
-# The yardstick of batching: the same work for a batch as bare torch loops, without hosts, links or care for company.
-# The nets' own code runs, not the runners of the hosts: what torch takes at its best.
+# The yardstick of batching: the same batch in bare torch loops, without hosts, links or independence from the batch.
+# The nets' own code runs, not the hosts' runners: torch at its best.
 
 PROMPT = b"The old man looked at the sea and said that"
-TOKENS = 128  # to generate, where so many fit
+TOKENS = 128  # to generate, if they fit
 
 
 class TextRequests:
-    """Requests for text, and the bare loops that write as much."""
+    """Text requests, and the bare loops that generate as much."""
 
     unit = "tokens/s"
 
@@ -178,7 +178,7 @@ class TextRequests:
 
 
 class PictureRequests:
-    """Requests for pictures, and the bare loops that draw as many."""
+    """Picture requests, and the bare loops that draw as many."""
 
     unit = "pictures/s"
     units = 1
@@ -212,7 +212,7 @@ class PictureRequests:
 
 @torch.inference_mode()
 def bare_rate(subject: TextRequests | PictureRequests, mode: str, threads: int) -> float:
-    """Tokens or pictures a second of the bare loop; the median over the rounds."""
+    """Tokens or pictures per second of the bare loop; the median over the rounds."""
     before, rates, loop = torch.get_num_threads(), list[float](), subject.bare(mode)
     torch.set_num_threads(threads)
     for _ in range(subject.settings.rounds):
@@ -251,9 +251,9 @@ def _bare_ar(stages: list[PipelineStage], known: torch.Tensor, count: int) -> No
         source = vocabulary.decode(sample_tokens(logits, 1.0, 0, position))[:, None]
 
 
-# E is not rounded between blocks, which changes pixels and no time.
+# E is not rounded between blocks, which changes pixels but no time.
 def _bare_drawing(nets: list[list[PicturePart]], partition: NoisePartition, plan: DrawPlan) -> None:
-    """The evaluations of a drawing, batched. nets: those of each range of noise."""
+    """The evaluations of a drawing, batched. nets: per noise range."""
     estimate = None
     for block, parts in enumerate(nets):
         sigmas, is_last = block_sigmas(partition, block, plan.levels), block == len(nets) - 1

@@ -1,1 +1,1 @@
-"""An emulated wide-area network on one machine: namespaces, the links between them, and the programs inside."""
+"""An emulated wide-area network on one machine: namespaces, the links between them, and programs inside."""

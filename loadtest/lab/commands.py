@@ -1,4 +1,4 @@
-"""`onesweep wan ...`: an emulated wide-area network for as long as its `up` runs, and programs in it."""
+"""`onesweep wan ...`: an emulated wide-area network while its `up` runs, and programs in it."""
 
 import argparse
 import json
@@ -53,6 +53,6 @@ def run_wan_exec(options: argparse.Namespace) -> NoReturn:
         raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
     if (lab := find_lab(state_directory())) is None:
         raise LabError("no lab is up; start one with `onesweep wan up --profile links-60`")
-    # It runs in this process's place: signals, terminal and exit code are its own.
+    # It replaces this process, so signals, terminal and exit code are its own.
     command = lab.command(options.node, argv, outlives_parent=True)
     os.execvp(command[0], command)

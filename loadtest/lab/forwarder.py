@@ -1,4 +1,4 @@
-"""Links: one process reads every node's packets and writes each when it is due."""
+"""Links: one process reads every node's packets and delivers each when it is due."""
 
 import contextlib
 import gc
@@ -16,23 +16,23 @@ from typing import NoReturn
 from loadtest.lab.namespaces import LabError, prctl
 from loadtest.lab.profile import Link
 
-# The arithmetic of a directed link: when a packet that comes now is delivered, or that it is dropped.
+# The arithmetic of a directed link: the delivery time of a packet that arrives now, or its loss.
 
 DROPPED = -1
 
 
 class Channel:
-    """A link in use: a queue that empties at the link's rate, then a delay. Times are nanoseconds of one clock.
+    """A link in use: a queue that drains at the link's rate, then a delay. Times are nanoseconds of one clock.
 
-    A packet leaves when all before it have left and its own bits are out; it is delivered a delay later, never before
-    one that was sent earlier.
+    A packet leaves once all earlier ones have left and its own bits are out; it is delivered a delay later, never
+    before an earlier packet.
     """
 
     def __init__(self, link: Link, seed: str) -> None:
         self.link = link
         self.loss = link.loss
         self.ns_per_byte = 8000 / link.rate_mbps if link.rate_mbps else 0.0
-        # the queue keeps its bytes, as that of a router does: what waits there waits longer
+        # the queue keeps its size in bytes, as a router's does: packets in it wait longer
         self.queue_ns = round((link.queue_bytes or 0) * self.ns_per_byte)
         self.delay_ns = round(link.delay_ms * 1e6)
         self.jitter_ns = round(link.jitter_ms * 1e6)
@@ -41,7 +41,7 @@ class Channel:
         self.last_ns = 0
 
     def admit(self, now_ns: int, size: int) -> int:
-        """Delivery time of a packet of `size` bytes that comes at `now_ns`, or DROPPED."""
+        """Delivery time of a packet of `size` bytes that arrives at `now_ns`, or DROPPED."""
         if self.loss and self.random() < self.loss:
             return DROPPED
         start_ns = self.free_ns if self.free_ns > now_ns else now_ns
@@ -58,17 +58,17 @@ class Channel:
         return delivery_ns
 
 
-# Changing the links of a lab while it is up: datagrams to the process that carries its packets.
+# Changes to a running lab's links: datagrams to the process that carries its packets.
 
 ANSWER_S = 5.0
 MOST_BYTES = 1 << 16  # of an order
-CREDENTIALS = struct.Struct("3i")  # process, user and group of a sender, as the kernel vouches for them
+CREDENTIALS = struct.Struct("3i")  # a sender's process, user and group, certified by the kernel
 
 Ends = tuple[str, str]  # addresses of a directed link's source and destination
 
 
 def open_orders(pid: int) -> socket.socket:
-    """The socket on which a lab process receives orders. Its name has no file and ends with the process."""
+    """Open the socket on which a lab process receives orders. Its name has no file and ends with the process."""
     orders = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     orders.bind(_name(pid))
@@ -77,7 +77,7 @@ def open_orders(pid: int) -> socket.socket:
 
 
 def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
-    """Change the links named in a datagram of this user, and say so."""
+    """Change the links named in a datagram from this user, and confirm."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         order, ancillary, _, sender = orders.recvmsg(MOST_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         users = [CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
@@ -91,10 +91,10 @@ def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
 
 
 def give_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
-    """Have the process of a lab cut these links, or mend them. Raises LabError."""
+    """Have a lab's process cut or restore these links. Raises LabError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         own.settimeout(ANSWER_S)
-        own.bind("")  # the kernel finds a name for the answer
+        own.bind("")  # the kernel chooses a name for the answer
         try:
             own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
             own.recv(MOST_BYTES)
@@ -107,21 +107,21 @@ def _name(pid: int) -> str:
 
 
 PR_SET_TIMERSLACK = 29
-BATCH = 64  # packets read from one node before the others, and what is due, have their turn
-# A wait ends some 20 to 30 microseconds late, so what is due that soon goes at once: as far from right, with fewer
+BATCH = 64  # packets read from one node before the other nodes and due packets get a turn
+# A wait ends some 20 to 30 microseconds late, so packets due that soon leave at once: the error is the same, with fewer
 # waits.
 EARLY_NS = 20_000
 
-# Under load, packets are gathered for a nap of that share of the shortest link's delay: a wake-up costs several times
-# what a packet does, and the programs under test compute on the same cores.
+# Under load, packets collect during a nap of this share of the shortest link's delay: a wake-up costs several times as
+# much as a packet, and the programs under test need the same cores.
 LONGEST_NAP_S, SHORTEST_NAP_S, NAP_SHARE = 200e-6, 50e-6, 0.02
-LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load is that many turns in a row that took less each
+LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load means this many turns in a row, each shorter than this
 
 
 def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> NoReturn:
     """Read TUN devices and deliver packets by their destination address, until the process ends.
 
-    `devices`: TUN descriptors by node address; `orders`: as of `open_orders`. Raises OSError when a device has gone.
+    `devices`: TUN descriptors by node address; `orders`: from `open_orders`. Raises OSError if a device has gone.
     """
     nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
     nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
@@ -135,9 +135,9 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket
     }
     hurry()
     flying: list[tuple[int, int, int, bytes]] = []
-    number = 0  # keeps packets of one delivery time in order
+    number = 0  # keeps packets with the same delivery time in order
     waiting = [*ways, orders.fileno()]
-    # Names of this function are found faster than those of modules and objects.
+    # Local names are faster than those of modules and objects.
     turns, since_ns, loaded = 0, 0, False
     clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
     wait, sleep = select.select, time.sleep
@@ -153,7 +153,7 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket
                 for _ in range(BATCH):
                     packet = read(tun, 2048)
                     way = links.get(packet[16:20])
-                    if way is None:  # not IPv4, or for no node of the lab
+                    if way is None:  # not IPv4, or not for a node of the lab
                         continue
                     due_ns = way[0].admit(clock(), len(packet))
                     if due_ns != DROPPED:
@@ -166,7 +166,7 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket
             while flying and flying[0][0] <= limit_ns:
                 _, _, tun, packet = pop(flying)
                 write(tun, packet)
-        except OSError:  # the node's device was taken down; what else is due goes in the next turn
+        except OSError:  # the node's device was taken down; other due packets go in the next turn
             pass
         turns += 1
         if turns == LOAD_TURNS:
@@ -177,10 +177,10 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket
 
 
 def hurry() -> None:
-    """Wake this process as soon as it is due: real-time priority, exact timers, no pauses of its own."""
+    """Make this process wake promptly: real-time priority, exact timers, no pauses of its own."""
     gc.collect()
     gc.freeze()
     gc.disable()
     prctl(PR_SET_TIMERSLACK, 1)
-    with contextlib.suppress(PermissionError):  # still right, but late when other programs compute
+    with contextlib.suppress(PermissionError):  # still correct, but late while other programs compute
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))

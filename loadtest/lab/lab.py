@@ -1,4 +1,4 @@
-"""A lab: one node `router` and some hosts, joined by a profile's links, for as long as its process lives."""
+"""A lab: a node `router` and some hosts, joined by a profile's links, while its process lives."""
 
 import contextlib
 import json
@@ -19,14 +19,14 @@ from stages.errors import InputError
 from stages.signals import start_ticks
 from stages.wire.secret_files import check_private
 
-RECORD = "wan.json"  # of the lab of `wan up`, in a directory that is the user's alone
+RECORD = "wan.json"  # record of the lab of `wan up`, in a private directory of the user
 STOP_S = 15.0
 PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """A place of a lab: its address, and the file of its network namespace."""
+    """A node of a lab: its address, and the file of its network namespace."""
 
     address: str
     namespace: str
@@ -34,7 +34,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab that was made."""
+    """A running lab."""
 
     profile: Profile
     places: dict[str, Node]  # `router`, `host-1`, ..
@@ -60,12 +60,12 @@ class Lab:
         return self._place(node).address
 
     def command(self, node: str, argv: list[str], *, outlives_parent: bool = False) -> list[str]:
-        """The command that runs `argv` inside a node and is killed when its parent ends. Raises InputError."""
+        """The command that runs `argv` inside a node and dies with its parent. Raises InputError."""
         inside = ["nsenter", f"--net={self._place(node).namespace}", "--"]
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
     def cut(self, one: str, other: str, lasts: bool = True) -> None:
-        """Drop every packet between two nodes, or carry them again. Raises InputError or LabError."""
+        """Drop every packet between two nodes, or deliver them again. Raises InputError or LabError."""
         ends = (self.address(one), self.address(other))
         give_order(self.pid, [ends, ends[::-1]], lasts)
 
@@ -76,7 +76,7 @@ class Lab:
 
 
 def lab_problem() -> str:
-    """Why no lab can be made on this machine, in a sentence; "" when one can."""
+    """A sentence on why this machine cannot make a lab; empty if it can."""
     if sys.platform != "linux":
         return "a lab needs Linux: network namespaces are its nodes"
     if os.geteuid() != 0:
@@ -96,7 +96,7 @@ def lab_problem() -> str:
 
 @contextlib.contextmanager
 def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
-    """A lab of this process's own for the length of a `with` block; it dies with the thread that made it.
+    """This process's own lab during a `with` block; it dies with the thread that made it.
 
     Raises LabError or ConfigError.
     """
@@ -108,12 +108,12 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-            process.kill()  # does nothing to one that has ended; its keeper ends what is left
+            process.kill()  # no effect if it has ended; its keeper kills the rest
             process.wait()
 
 
 def find_lab(directory: Path) -> Lab | None:
-    """The lab of `wan up` whose record lies in `directory`, if it is up. Raises LabError."""
+    """The lab of `wan up` whose record is in `directory`, if it is up. Raises LabError."""
     check_private(directory)
     path = directory / RECORD
     try:
@@ -145,7 +145,7 @@ def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Pop
     return child.process, Lab.from_record(record)
 
 
-# A process that its parent speaks with: JSON messages, one a line, on its standard input and output.
+# A process that talks to its parent in JSON messages, one per line, on standard input and output.
 
 
 class Child:
@@ -154,8 +154,8 @@ class Child:
     def __init__(
         self, command: list[str], first: object, words: IO[Any] | None = None, directory: str | None = None
     ) -> None:
-        """:param first: message for it. :param words: file of what it says on its standard error; None for our own."""
-        # a session of its own: Ctrl-C is for the parent, which then ends it
+        """:param first: its first message. :param words: file for its standard error; None for our own."""
+        # in its own session: Ctrl-C is for the parent, which then ends it
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -168,30 +168,30 @@ class Child:
         self.send(first)
 
     def send(self, message: object) -> None:
-        """Nothing where it has ended: what it says, or does not say, tells more."""
+        """Send a message; ignored if the process has ended, since its output then tells more."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
     def lines(self) -> Iterator[str]:
-        """Its messages, until it closes its output."""
+        """Yield its messages until it closes its output."""
         assert self.process.stdout is not None
         return iter(self.process.stdout.readline, "")
 
     def stop(self) -> None:
-        """Close its input: it ends when it is done."""
+        """Close its input, so that it ends once it is done."""
         stdin, self.process.stdin = self.process.stdin, None
         if stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 stdin.close()
 
     def end(self, within_s: float) -> None:
-        """Stop it, and kill it where it is not done in so much time."""
+        """Stop it, and kill it if it is not done in time."""
         self.stop()
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             self.process.communicate(timeout=within_s)
-        self.process.kill()  # does nothing to one that has ended
+        self.process.kill()  # no effect if it has ended
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()

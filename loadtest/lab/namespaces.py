@@ -1,4 +1,4 @@
-"""Network namespaces: made, entered, configured and joined by one process, and the programs that run in them."""
+"""Network namespaces, made, entered, configured and joined by one process, and the programs that run in them."""
 
 import contextlib
 import ctypes
@@ -19,9 +19,9 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 PR_SET_PDEATHSIG = 1
 TUN = Path("/dev/net/tun")
 DEVICE = "wan"
-# Packets that wait in the device for the forwarder: more than it ever leaves there, for queues belong to links.
+# Room for packets that wait in the device for the forwarder: more than ever needed, since queues belong to links.
 DEVICE_QUEUE = 10_000
-END_S = 5.0  # how long what runs in namespaces may take to die
+END_S = 5.0  # time for processes in namespaces to die
 SUBNET = "10.77.0.0/24"
 GATEWAY_ADDRESS, HOME_ADDRESS = "192.168.1.1", "192.168.1.10"  # in every home
 IP, NFT = ["ip", "-batch", "-"], ["nft", "-f", "-"]
@@ -32,11 +32,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LabError(ServiceError):
-    """An emulated network that cannot be made, or is not as it should be."""
+    """An emulated network cannot be made, or is not as it should be."""
 
 
 def system_call(result: int) -> None:
-    """Raises OSError for a libc call that returned -1."""
+    """Raise OSError for a libc call that returned -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -52,7 +52,7 @@ def node_address(index: int) -> str:
 
 @contextlib.contextmanager
 def own_namespace() -> Iterator[int]:
-    """A fresh network namespace around this thread for the length of a `with` block; its descriptor outlives that."""
+    """A fresh network namespace for this thread during a `with` block; its descriptor stays open afterwards."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         system_call(_libc.unshare(CLONE_NEWNET))
@@ -63,16 +63,16 @@ def own_namespace() -> Iterator[int]:
 
 
 def open_tun() -> int:
-    """The node's end of every link: a device that goes with its descriptor. Called inside the namespace."""
+    """Open the node's end of every link, a device that lives as long as its descriptor. Call inside the namespace."""
     tun = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
     return tun
 
 
 def set_network(address: str, closed: Collection[str] = ()) -> None:
-    """Give the node of this namespace its address and the way to the others. Raises LabError with what `ip` said.
+    """Give this namespace's node its address and a route to the others. Raises LabError with the output of `ip`.
 
-    :param closed: addresses of others whose connections it does not let in."""
+    :param closed: addresses of nodes whose connections it rejects."""
     _told(
         IP,
         "link set lo up",
@@ -85,8 +85,8 @@ def set_network(address: str, closed: Collection[str] = ()) -> None:
 
 
 def make_home() -> int:
-    """A namespace behind that of this thread, which is its gateway from now on: that masquerades what comes from there
-    and lets nothing in. Returns its descriptor. Raises LabError."""
+    """Make a namespace behind this thread's, which becomes its gateway: it masquerades the home's packets and lets
+    nothing in. Returns the descriptor. Raises LabError."""
     with own_namespace() as home:
         pass
     path = f"/proc/{os.getpid()}/fd/{home}"
@@ -111,7 +111,7 @@ def make_home() -> int:
 
 
 def _told(command: list[str], *lines: str) -> None:
-    """Give a program its orders. Raises LabError with what it said."""
+    """Run a program with lines of input. Raises LabError with its output."""
     try:
         done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
     except FileNotFoundError:
@@ -121,8 +121,8 @@ def _told(command: list[str], *lines: str) -> None:
 
 
 def processes_in(inodes: set[int]) -> list[int]:
-    """Ids of the processes in the namespaces with these inodes, which somebody must hold open."""
-    # a kernel gives the inode of a namespace that has gone to a new one
+    """Ids of the processes in the namespaces with these inodes, which must be held open."""
+    # the kernel reuses the inode of a namespace that has gone
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
@@ -134,10 +134,10 @@ def processes_in(inodes: set[int]) -> list[int]:
 
 
 def end_processes(inodes: set[int]) -> None:
-    """Kill what runs in these namespaces, and what that starts meanwhile."""
+    """Kill the processes in these namespaces, including those started meanwhile."""
     deadline = time.monotonic() + END_S
     while (running := processes_in(inodes)) and time.monotonic() < deadline:
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)  # what is killed may have forked just before
+        time.sleep(0.01)  # a killed process may have forked just before

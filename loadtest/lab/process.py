@@ -1,8 +1,8 @@
-"""The lab process: it owns a lab's namespaces, and carries the packets between them.
+"""The lab process, which owns a lab's namespaces and carries the packets between them.
 
-`python -m loadtest.lab.process` reads what to make from its standard input and answers with one line of JSON,
-the lab's record or {"error": sentence}. The lab lives as long as the process does: nothing of it has a name or a file
-that could stay behind, and a child, the keeper, kills what runs in the lab once the process is gone, however it ended.
+`python -m loadtest.lab.process` reads its orders from standard input and answers with one line of JSON,
+the lab's record or {"error": sentence}. The lab lives as long as the process: nothing in it has a name or file that
+could stay behind, and a child, the keeper, kills the lab's programs once the process is gone, however it ended.
 """
 
 import json
@@ -35,7 +35,7 @@ from stages.signals import start_ticks
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the lab ends with the one that started it
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the lab ends with its parent
         if os.getppid() != request["owner"]:
             sys.exit(1)
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
@@ -70,7 +70,7 @@ class LabProcess:
         self.orders = open_orders(os.getpid())
 
     def made(self) -> Lab:
-        """The values that another process needs to find the lab and to run programs in it."""
+        """The record with which another process finds the lab and runs programs in it."""
         own = f"/proc/{os.getpid()}/fd"
         addresses = dict(zip(self.names, self.addresses, strict=True))
         for name in self.profile.gateways:
@@ -95,11 +95,11 @@ class LabProcess:
 
 
 def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
-    """A child that outlives this process for as long as it takes to kill what runs in the namespaces.
+    """Fork a child that outlives this process until it has killed the programs in the namespaces.
 
-    It holds the namespaces open, so that their inodes are theirs until then. `not_its`: descriptors that it closes.
+    It holds the namespaces open, so that their inodes are not reused until then. `not_its`: descriptors that it closes.
     """
-    # blocked before the fork: a signal in the keeper's first moments waits for its sigwait
+    # blocked before the fork, so that a signal in the keeper's first moments waits for its sigwait
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent = os.getpid()
     keeper = os.fork()
@@ -107,7 +107,7 @@ def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return keeper
     try:
-        # an open tun or socket in the keeper would keep the device, or the name, beyond the lab's end
+        # an open tun or socket in the keeper would keep the device or the name beyond the lab's end
         for descriptor in (*not_its, 0, 1):
             os.close(descriptor)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

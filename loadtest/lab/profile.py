@@ -1,4 +1,4 @@
-"""Profiles: a name for the links of a whole network, read from TOML."""
+"""Profiles: named sets of links of a whole network, read from TOML."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +10,7 @@ from typing import Any, Self
 from stages.errors import ConfigError, one_of
 from stages.settings import check, from_toml, limits, read_toml
 
-# One directed link between two nodes, as a user describes it.
+# A user's description of one directed link between two nodes.
 
 MTU = 1500  # bytes of the largest IP packet on every link
 DEFAULT_QUEUE_MS = 100.0
@@ -18,16 +18,16 @@ DEFAULT_QUEUE_MS = 100.0
 
 @dataclass(frozen=True)
 class Link:
-    """Delay, rate, queue and loss of packets from one node to another. Raises ConfigError for impossible values."""
+    """Delay, rate, queue and loss from one node to another. Raises ConfigError for impossible values."""
 
     delay_ms: float = field(default=0.0, metadata=limits(least=0, most=60_000))  # propagation, one way
-    # Megabits (10^6) of IP packets a second; None for no limit.
+    # Megabits (10^6) of IP packets per second; None for no limit.
     rate_mbps: float | None = field(default=None, metadata=limits(above=0, most=100_000))
-    # Of what waits for the rate before packets are dropped: 100.
+    # Longest queue before packets are dropped; by default 100.
     queue_ms: float | None = field(default=None, metadata=limits(above=0))
     # Each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept.
     jitter_ms: float = field(default=0.0, metadata=limits(least=0))
-    loss: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share that vanishes before the queue
+    loss: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share lost before the queue
 
     def __post_init__(self) -> None:
         check(self)
@@ -38,7 +38,7 @@ class Link:
 
     @property
     def queue_bytes(self) -> int | None:
-        """Bytes that wait for the rate at most; None where no rate makes them wait."""
+        """Most bytes in the queue; None without a rate limit."""
         if self.rate_mbps is None:
             return None
         queue_ms = DEFAULT_QUEUE_MS if self.queue_ms is None else self.queue_ms
@@ -56,9 +56,9 @@ class Profile:
 
     name: str
     default: Link
-    links: dict[str, Link] = field(default_factory=dict)  # others than the default, by their ends: "router host-2"
-    gateways: Sequence[str] = ()  # hosts behind one, which masquerades them and lets nothing in
-    closed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # nodes that let in no connection of these others
+    links: dict[str, Link] = field(default_factory=dict)  # exceptions from the default, by their ends: "router host-2"
+    gateways: Sequence[str] = ()  # hosts behind a gateway, which masquerades them and lets nothing in
+    closed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by node: the nodes whose connections it rejects
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
@@ -89,7 +89,7 @@ def node_names(hosts: int) -> tuple[str, ...]:
 
 
 def profile_named(name: str, *others: str) -> Profile:
-    """A shipped profile, or one of a file: FILE:NAME. Raises ConfigError that lists those of the file, and others."""
+    """A shipped profile, or one from a file: FILE:NAME. Raises ConfigError that lists the file's and the others."""
     path, _, own = name.rpartition(":")
     profiles = read_profiles(Path(path) if path else SHIPPED)
     if own not in profiles:
@@ -98,14 +98,14 @@ def profile_named(name: str, *others: str) -> Profile:
 
 
 def read_profiles(path: Path = SHIPPED) -> dict[str, Profile]:
-    """Profiles of a file, by name. Raises ConfigError that names the file and the key."""
+    """A file's profiles, by name. Raises ConfigError that names the file and the key."""
     tables = read_toml(path, "the profiles")
     return {name: _profile(name, table, f"{path}: profile {name!r}") for name, table in tables.items()}
 
 
 @dataclass(frozen=True)
 class _Entry(Link):
-    """One of a profile's links as its file has it."""
+    """One of a profile's links, in the file's format."""
 
     between: tuple[str, ...] = ()  # both directions
     source: str = ""
@@ -135,9 +135,9 @@ def _profile(name: str, table: object, where: str) -> Profile:
         raise ConfigError(f"{where}: links must be sections [[{name}.links]]")
     default = from_toml(Link, rest, where)
     links = dict[str, Link]()
-    for i, entry in enumerate(entries):  # a file says what holds for many links first, and then the exceptions
+    for i, entry in enumerate(entries):  # a file states common values first, then exceptions
         place = f"{where}, link {i + 1}"
-        # what an entry does not say is as in the rest of its profile
+        # omitted values are those of the rest of the profile
         found = from_toml(_Entry, entry, place, _Entry(**vars(default)))
         link = Link(**{f.name: getattr(found, f.name) for f in fields(Link)})
         links |= {" ".join(pair): link for pair in found.pairs(place)}

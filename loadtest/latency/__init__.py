@@ -1,1 +1,1 @@
-"""The WAN benchmark: every mode on the same emulated links, compared with a computed floor."""
+"""The WAN benchmark: every mode over the same emulated links, compared with a computed floor."""

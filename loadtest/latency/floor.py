@@ -1,13 +1,13 @@
-"""The floor of a request: the time that these links and these hosts take whatever serves on them.
+"""The floor of a request: the time that these links and hosts take at least, whatever serves on them.
 
-    floor = one-way delays on the critical path + serialisation of the payload on it + compute that was booked
+    floor = one-way delays on the critical path + serialisation of the payload on it + recorded compute
 
-Where a sweep's candidates travel in batches, of serialisation and compute only what no other batch can hide is counted,
-as if every host were a machine of its own.
+If a sweep's candidates travel in batches, only the serialisation and compute that no other batch can hide count, as if
+every host were its own machine.
 
-What is not in it: TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python, waiting for a processor. Delay and
-serialisation are what the profile promises, a delay with jitter the least that it can be; compute is what the hosts
-booked for this very request.
+It excludes TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python and waiting for a processor. Delay and
+serialisation follow the profile, with the least delay under jitter; compute is the hosts' own record of this very
+request.
 """
 
 import itertools
@@ -21,20 +21,20 @@ from loadtest.lab.profile import ROUTER, Link
 
 @dataclass(frozen=True)
 class BookedCost:
-    """Cost of one request, as the servers booked it."""
+    """Cost of one request, as the servers recorded it."""
 
     mode: str
     sweeps: int
-    wire_bytes: tuple[int, ...]  # payload of each hop of a sweep; where sweeps differ, the largest; of `steps` the mean
+    wire_bytes: tuple[int, ...]  # payload of each hop of a sweep; the largest if sweeps differ, in `steps` the mean
     wire_bytes_total: int
-    host_ms: float  # arithmetic on the hosts
-    local_ms: float = 0.0  # arithmetic on the router: the local model's
-    slowest_ms: float = 0.0  # arithmetic on the host that had the most
-    batches: int = 1  # in which a sweep's candidates travelled: hosts worked on different ones at the same time
+    host_ms: float  # compute on the hosts
+    local_ms: float = 0.0  # compute of the local model on the router
+    slowest_ms: float = 0.0  # compute on the host with the most
+    batches: int = 1  # batches of a sweep's candidates, on which hosts worked in parallel
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Self:
-        """From `Result.as_json()`, or that of pictures."""
+        """Read `Result.as_json()`, or that of pictures."""
         times_ms = [host["compute_ms"] for host in record["hosts"]]
         host_ms = sum(times_ms)
         return cls(
@@ -51,7 +51,7 @@ class BookedCost:
 
 @dataclass(frozen=True)
 class Floor:
-    """Milliseconds that cannot be saved without other links, another schedule or faster arithmetic."""
+    """Milliseconds that only other links, another schedule or faster compute could save."""
 
     delay_ms: float
     serialisation_ms: float
@@ -63,23 +63,23 @@ class Floor:
 
 
 def floor_of(account: BookedCost, hosts: Sequence[str], link: Callable[[str, str], Link]) -> Floor:
-    """The floor of one request, from its own account; `hosts` in ring order, and the links between them."""
+    """The floor of one request, from its account, the `hosts` in ring order, and the links between them."""
     if not account.sweeps:
         return Floor(0.0, 0.0, account.host_ms + account.local_ms)
     # the hops of one sweep, all of them on the critical path
     path = [(ROUTER, hosts[0]), *itertools.pairwise(hosts), (hosts[-1], ROUTER)]
     wires = [link(*ends) for ends in path]
     rates = list(map(_rate_mbps, wires))
-    if account.mode in ("ar", "ar-speculative", "steps"):  # the last host begins the next trip
-        back = [link(hosts[-1], hosts[0])] if len(hosts) > 1 else []  # one host hands the byte to itself
+    if account.mode in ("ar", "ar-speculative", "steps"):  # the last host starts the next trip
+        back = [link(hosts[-1], hosts[0])] if len(hosts) > 1 else []  # a single host passes the byte to itself
         delay_ms, serialisation_ms = _round_the_ring(account, wires, back)
     else:
         delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
         serialisation_ms = least_serialisation_ms(account, rates)
     if account.batches == 1:
         return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
-    # Equal batches that pass links and hosts in a row, each of which takes one at a time: one batch passes them
-    # all, and the others are behind it at the slowest of them.
+    # Equal batches pass links and hosts in a row, each handling one batch at a time: one batch passes them all,
+    # and the others wait behind it at the slowest.
     later = 1 - 1 / account.batches
     host_ms, wires_ms = account.host_ms / account.batches, serialisation_ms / account.batches
     slowest_ms = max(map(wire_ms, account.wire_bytes, rates), default=0.0) * account.sweeps
@@ -91,13 +91,13 @@ def floor_of(account: BookedCost, hosts: Sequence[str], link: Callable[[str, str
 
 
 def _round_the_ring(account: BookedCost, wires: Sequence[Link], back: Sequence[Link]) -> tuple[float, float]:
-    """The last host begins the next trip at the first host, so only the last trip's way to the router is waited
-    for. But in `steps` the router hears of every trip beside that."""
+    """The last host starts the next trip at the first host, so the request waits only for the last trip's way to the
+    router. In `steps` the router also hears of every trip."""
     (out, *inner, home), steps = wires, account.sweeps
     within_ms = sum(map(least_delay_ms, inner))
     ends_ms = least_delay_ms(out) + least_delay_ms(home)
     delay_ms = ends_ms + steps * within_ms + (steps - 1) * sum(map(least_delay_ms, back))
-    # at most the largest event came back beside each further step; what was left went round, at best on the
+    # at most the largest event came back with each further step; the rest went round, at best on the
     # fastest link, but for one message of the largest size that each inner link carried for certain, or of `steps`
     # one of the mean size for each trip
     beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes and account.mode != "steps" else 0
@@ -111,10 +111,10 @@ def _round_the_ring(account: BookedCost, wires: Sequence[Link], back: Sequence[L
 
 
 def least_serialisation_ms(account: BookedCost, rates_mbps: Sequence[float]) -> float:
-    """The least time that the booked payload can take on hops of these rates, one after the other.
+    """The least time that the recorded payload can take on consecutive hops with these rates.
 
-    The account has the largest payload of each hop and the sum over all sweeps. Where one sweep was made, or all rates
-    are equal, that settles the time; else what is not settled is taken to have gone over the fastest hops.
+    The account has the largest payload of each hop and the sum over all sweeps. With a single sweep or equal rates this
+    determines the time; otherwise the undetermined part counts as sent over the fastest hops.
     """
     if len(account.wire_bytes) != len(rates_mbps):
         return wire_ms(account.wire_bytes_total, max(rates_mbps))
@@ -129,12 +129,12 @@ def least_serialisation_ms(account: BookedCost, rates_mbps: Sequence[float]) -> 
 
 
 def least_delay_ms(link: Link) -> float:
-    """One way; with jitter the least that it can be."""
+    """The one-way delay, with jitter its least value."""
     return link.delay_ms - link.jitter_ms
 
 
 def wire_ms(size: int, rate_mbps: float | None) -> float:
-    """Milliseconds that `size` bytes take at a rate in Mbit/s; none where there is no limit."""
+    """Milliseconds for `size` bytes at a rate in Mbit/s; 0 without a limit."""
     return max(size, 0) * 8 / (rate_mbps * 1000) if rate_mbps else 0.0
 
 

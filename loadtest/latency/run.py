@@ -1,7 +1,7 @@
-"""The run of `bench wan`: a deployment for each profile or kind of link, all variants taking turns; then texts that
-must be those of `ar` are compared with them.
+"""The run of `bench wan`: a deployment for each profile or kind of link, with all variants taking turns; then a
+comparison of texts that must equal those of `ar`.
 
-Their order rotates, so that a slow moment of the machine falls on every one.
+The order rotates, so that a slow moment of the machine affects every variant.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ NOTHING = Floor(0.0, 0.0, 0.0)  # of a request that failed
 
 @dataclass(frozen=True)
 class RequestSeries:
-    """Requests that differ in nothing but their prompt and seed: one row of the table."""
+    """Requests that differ only in prompt and seed: one row of the table."""
 
     variant: ModeVariant
     length: Length
     prompts: Prompts = NOVEL
 
     def call(self, number: int, seed: int) -> dict[str, Any]:
-        """Arguments of one `Client.generate` or `Client.draw`: the request with this number."""
+        """Arguments of `Client.generate` or `Client.draw` for the request with this number."""
         asked, count = self.prompts.text(number), self.length.count
         if self.length.draws:
             return {"classes": asked, "levels": count, "seed": seed, **self.variant.request()}
@@ -53,10 +53,10 @@ class RequestSeries:
 
 @dataclass(frozen=True)
 class Sample:
-    """One request: its times at the client and its account, or the reason why it failed."""
+    """One request: its times at the client and its account, or the reason for its failure."""
 
     seed: int
-    number: int = 0  # of the request of its series; decides its prompt
+    number: int = 0  # of the request within its series; determines its prompt
     latency_ms: float = 0.0  # from the call to the end of the account
     first_byte_ms: float = 0.0
     floor: Floor = NOTHING
@@ -67,23 +67,23 @@ class Sample:
 def take_turns(
     every: Sequence[tuple[Testbed, RequestSeries]], requests: int, at_once: int, seed: int
 ) -> Iterator[tuple[Testbed, RequestSeries, list[Sample]]]:
-    """`requests` turns of each series, after one that warms up and is left out. A failure is a sample like any other.
+    """Run `requests` turns of each series, after a warm-up turn that does not count. A failure is a sample too.
 
     Turn i of every series has the same prompts and seeds.
 
-    :param at_once: requests made at the same time in a turn.
+    :param at_once: simultaneous requests in a turn.
     """
     for testbed, series in every:
         _turn(testbed, series, range(at_once), seed)
     for i in range(requests):
-        # in another order each time: no series always follows the one that leaves the machine hot or the links busy
+        # in a different order each time: no series always follows one that leaves the machine hot or the links busy
         first, numbers = i % len(every), range(i * at_once, (i + 1) * at_once)
         for testbed, series in (*every[first:], *every[:first]):
             yield testbed, series, _turn(testbed, series, numbers, seed)
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
-    """One answer of the caller, with its floor."""
+    """A sample from one answer of the caller, with its floor."""
     if "error" in answer:
         return Sample(seed, number, error=answer["error"])
     network = testbed.network
@@ -92,7 +92,7 @@ def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) 
 
 
 def _turn(testbed: Testbed, series: RequestSeries, numbers: range, seed: int) -> list[Sample]:
-    """The requests with these numbers; number 0 has the seed `seed`."""
+    """Make the requests with these numbers; number 0 has the seed `seed`."""
     answers = testbed.caller.ask([series.call(number, seed + number) for number in numbers])
     return [sample_of(testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]
 
@@ -102,9 +102,9 @@ Row = dict[str, Any]
 
 
 def settled(settings: WanSettings) -> WanSettings:
-    """Settings with the bundle's own modes, lengths and prompts where none were named.
+    """Settings with the bundle's own modes, lengths and prompts where none were given.
 
-    Raises OnesweepError for networks and texts that cannot be. A request that one mode refuses becomes a failed row.
+    Raises OnesweepError for impossible networks and texts. A request that one mode refuses becomes a failed row.
     """
     s = settings
     check_names("--text", s.texts, BUILT_IN)
@@ -117,7 +117,7 @@ def settled(settings: WanSettings) -> WanSettings:
         lengths = s.lengths or (Length(32), Length(128))
         if any(length.draws for length in lengths):
             raise InputError(f"{s.checkpoint} writes: it takes --bytes or --max-tokens, and no levels")
-        for length in lengths:  # as each request of it is checked
+        for length in lengths:  # like the check of each request
             asked: dict[str, Any] = {f"max_{length.unit}": length.count, "temperature": s.temperature}
             Request(**asked).message()
         models = [read_manifest(path).text_architecture for path in bundle.models.values()]
@@ -128,7 +128,7 @@ def settled(settings: WanSettings) -> WanSettings:
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
     served = [mode for mode in DRAWING_MODES if mode in bundle.models]
-    # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
+    # Classes take turns like prompts, so that no cache of one class's modulations makes a mode look quicker.
     classes = read_manifest(bundle.models[served[0]]).picture_architecture.classes
     return replace(
         s,
@@ -139,14 +139,14 @@ def settled(settings: WanSettings) -> WanSettings:
 
 
 def usual(checkpoint: Path) -> tuple[ModeVariant, ...]:
-    """Variants that the weights of a bundle allow."""
+    """Variants that a bundle's weights allow."""
     bundle = find_bundle(checkpoint)
     modes = ["sweep", "chunked"] * (bundle.chain is not None) + ["ar", "ar-speculative"] * (bundle.ar is not None)
     return tuple(map(ModeVariant, [*modes, *served_copy(checkpoint)]))
 
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:
-    """Every variant at every length with every kind of prompt."""
+    """A series for every variant, length and kind of prompt."""
     variants, t = settings.variants, settings.temperature
     if t is not None:
         variants = tuple(each.having(temperature=t) for each in variants)
@@ -155,7 +155,7 @@ def series_of(settings: WanSettings) -> list[RequestSeries]:
 
 
 def measure_wan(settings: WanSettings) -> BenchReport:
-    """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured."""
+    """Measure every profile. One that cannot be measured gets failed rows with the reason, and the others proceed."""
     rows, samples = list[Row](), list[dict[str, Any]]()
     for name in settings.profiles:
         every = {links: Taken({series: [] for series in series_of(settings)}) for links in settings.links or ("",)}
@@ -167,7 +167,7 @@ def measure_wan(settings: WanSettings) -> BenchReport:
             problem = str(error)
         for links, taken in every.items():
             for series, found in taken.items():
-                # requests that a problem kept from being made are failures like others
+                # requests prevented by a problem are failures like others
                 missing = range(len(found), settings.requests * settings.at_once)
                 found += [Sample(settings.seed + number, number, error=problem) for number in missing]
                 samples += [_sample_record(name, series, sample) for sample in found]
@@ -194,8 +194,8 @@ def measure_wan(settings: WanSettings) -> BenchReport:
 
 
 def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Taken]) -> None:
-    """:param every: by the kind of link; all kinds are there at once and take turns, so that a drift of the machine
-    falls on each."""
+    """:param every: by kind of link; all kinds are up at once and take turns, so that a drift of the machine affects
+    each."""
     s, rows = settings, list[tuple[Testbed, RequestSeries]]()
     with ExitStack() as stack:
         for links, taken in every.items():
@@ -209,8 +209,8 @@ def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Ta
 
 
 def _over_direct(found: Sequence[Sample], direct: Sequence[Sample]) -> float | None:
-    """Median over requests of their time by that of the same one over direct links, which was asked at about the same
-    time; None where none was."""
+    """Median ratio of requests' times to those of the same requests over direct links, made at about the same time;
+    None without such."""
     both = [(one, other) for one, other in zip(found, direct, strict=False) if not (one.error or other.error)]
     return statistics.median(one.latency_ms / other.latency_ms for one, other in both) if both else None
 
@@ -232,7 +232,7 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
 
 
 def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample], links: str = "") -> Row:
-    """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
+    """Medians over successful requests, with the number of failures and the most frequent one."""
     good = [sample for sample in samples if not sample.error]
     errors = Counter(sample.error for sample in samples if sample.error).most_common(1)
     latencies = sorted(sample.latency_ms for sample in good)
@@ -241,7 +241,7 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample], links
         return statistics.median(map(value, good)) if good else None
 
     def count(value: Callable[[Sample], int]) -> int | None:
-        """The lower median: a count that some request had, not a mean of two."""
+        """The lower median: a count of an actual request, not a mean of two."""
         return statistics.median_low(map(value, good)) if good else None
 
     row = {
@@ -279,17 +279,17 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample], links
 
 
 def acceptance(samples: Sequence[Sample]) -> float | None:
-    """Share of the draft tokens whose place was reached that were right; None where nothing was drafted."""
+    """Share of the draft tokens reached that were accepted; None without drafts."""
     reached = sum(sample.account.get("reached") or 0 for sample in samples)
     return sum(sample.account["accepted"] for sample in samples) / reached if reached else None
 
 
 def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sample]]) -> Row:
-    """Texts equal to those of `ar` with the same seeds, for a mode that promises them; `taken`: of one profile."""
+    """Count texts equal to those of `ar` with the same seeds, for a mode that promises it; `taken`: of one profile."""
     variant = series.variant
     if variant.mode != "ar-speculative":
         return {}
-    # int8 writes another text, so with the same codec
+    # with the same codec, since int8 gives a different text
     plain = ModeVariant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
     theirs, ours = (
         {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account}
@@ -322,14 +322,14 @@ WAN: tuple[Column[Row], ...] = (
     text_column("failed", "failures"),
 )
 
-# Of machines that joined.
+# For machines that joined.
 LINKED: tuple[Column[Row], ...] = (
     text_column("links", "links"),
     number_column("ms a hop", "hop_ms", 2),
     number_column("x direct", "over_direct", 3),
 )
 
-# Of pictures: no figure of texts, and what a picture takes of the hosts.
+# For pictures: no figures of texts, but a picture's compute on the hosts.
 PICTURES: tuple[Column[Row], ...] = (
     *map(text_column, ("profile", "mode")),
     number_column("levels", "length", 0),
@@ -347,8 +347,8 @@ PICTURES: tuple[Column[Row], ...] = (
 
 
 def wan_table(rows: Sequence[Row]) -> str:
-    """For a terminal; below it, why requests failed."""
-    draws = any(row["unit"] == LEVELS for row in rows)  # a bundle either writes or draws
+    """The table for a terminal, with the reasons for failures below."""
+    draws = any(row["unit"] == LEVELS for row in rows)  # a bundle either generates text or draws
     failures = [
         f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}: "
         f"{row['failures']} of {row['requests']} failed, such as: {row['error']}"

@@ -1,1 +1,1 @@
-"""The load test: many users at once, every request accounted for, every text checked."""
+"""The load test: many users at once, with every request accounted for and every text checked."""

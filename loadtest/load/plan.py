@@ -1,4 +1,4 @@
-"""The plan that the load generator is given, and the recording that it gives back: a line of JSON each."""
+"""The plan for the load generator, and the recording that it returns: a line of JSON each."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,31 +11,31 @@ from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import TestbedSettings
 from stages.settings import setting
 
-# One request as its user saw it, and the class that it falls into.
+# One request on its user's side, and its class.
 
 OK = "OK"
-OPEN = "OPEN"  # not a gRPC status: no answer and no status came, and the run waited no longer
+OPEN = "OPEN"  # not a gRPC status: neither answer nor status came before the run stopped waiting
 
 
 class Outcome(StrEnum):
     """The class of a request; each has exactly one."""
 
-    RIGHT = "right"  # answered with the text that the same seed gives alone
+    RIGHT = "right"  # answered with the text that the same seed gives when run alone
     WRONG = "wrong"  # answered with another text
-    REFUSED = "refused"  # told to come back, and when
+    REFUSED = "refused"  # refused with a time to retry
     FAILED = "failed"  # any other error status
     LOST = "lost"  # neither answer nor status
 
 
 @dataclass(frozen=True)
 class LoadSample:
-    """A request. Times are seconds on the load generator's own clock."""
+    """A request. Times are seconds on the load generator's clock."""
 
     case: int
     begin_s: float
     end_s: float
     status: str  # name of a gRPC status, or OPEN
-    own_status: bool = False  # True: gRPC of the user's side made the status, because the router sent none
+    own_status: bool = False  # True: gRPC on the user's side made the status, because the router sent none
     retry_after_ms: int | None = None
     message: str = ""
     output: str = ""  # the bytes of the answer, in hex
@@ -46,13 +46,13 @@ class LoadSample:
 
 
 def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
-    """:param expected: the text of the sample's case alone; None only where nothing was answered."""
+    """:param expected: the text of the sample's case when run alone; None only without an answer."""
     match sample.status:
         case "OK":
             return Outcome.RIGHT if bytes.fromhex(sample.output) == expected else Outcome.WRONG
         case "OPEN":
             return Outcome.LOST
-        # a router that sends this itself has answered: that is a failure, not a loss
+        # if the router itself sent it, the request failed and is not lost
         case "DEADLINE_EXCEEDED" if sample.own_status:
             return Outcome.LOST
         case "RESOURCE_EXHAUSTED" if sample.retry_after_ms is not None:
@@ -60,8 +60,8 @@ def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
     return Outcome.FAILED
 
 
-MOST = 1_000_000  # beyond is a slip of the finger
-GRACE_S = 5.0  # how long after its deadline a request may still be answered before it counts as lost
+MOST = 1_000_000  # anything above is a typing error
+GRACE_S = 5.0  # time after its deadline in which an answer still counts; later the request is lost
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class LoadPlan:
     max_bytes: int
     cases: tuple[SeededPrompt, ...]
     users: int
-    warm_up_s: float  # from the moment that all users are there to the window
+    warm_up_s: float  # from the arrival of all users to the window
     seconds: float  # length of the window
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
 
     @property
     def patience_s(self) -> float:
-        """Longest wait of a user for an answer or a status."""
+        """A user's longest wait for an answer or a status."""
         return self.timeout_s + self.grace_s
 
     @classmethod
@@ -106,24 +106,24 @@ class LoadSettings:
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a run that is measured, seconds on the load generator's clock."""
+    """The measured part of a run, in seconds on the load generator's clock."""
 
     begin_s: float
     end_s: float
-    processor_s: float  # processor time that the load generator took in it
+    processor_s: float  # the load generator's processor time in it
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
     def holds(self, sample: LoadSample) -> bool:
-        """True where the request began in the window."""
+        """True if the request began in the window."""
         return self.begin_s <= sample.begin_s < self.end_s
 
 
 @dataclass(frozen=True)
 class Recording:
-    """All requests of a run, and the part of it that is measured."""
+    """All requests of a run, and its measured part."""
 
     samples: list[LoadSample]
     window: Window

@@ -1,4 +1,4 @@
-"""One load run: users on a deployment for a while, then every text checked."""
+"""One load run: users on a deployment for a while, then a check of every text."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LoadResult:
     mode: str
     users: int
     figures: LoadFigures
-    wrong: str = ""  # the first wrong text beside the right one
+    wrong: str = ""  # the first wrong text with the right one
 
 
 def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> LoadResult:
-    """One run on a deployment that has nothing else to do, every answer compared with the text of its case.
+    """One run on an otherwise idle deployment, with every answer compared to the text of its case.
 
     Raises OnesweepError."""
     recording = recorded(texts.target, settings.plan(texts.target.access, texts.cases, mode, users))
@@ -40,7 +40,7 @@ def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> Loa
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
-    """Raises ServiceError with what is known all the same when the deployment gives no texts any more."""
+    """The expected texts. If the deployment no longer gives any, raises ServiceError with the known results."""
     try:
         return texts.of(mode, (sample.case for sample in recording.samples if sample.status == OK))
     except ServiceError as error:
@@ -58,7 +58,7 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
 
 
 def recorded(target: Testbed, plan: LoadPlan) -> Recording:
-    """The recording of a load generator that runs beside the router. Raises ServiceError when it fails."""
+    """Run a load generator next to the router, and return its recording. Raises ServiceError if it fails."""
     command = target.network.command(ROUTER, [sys.executable, "-P", "-m", "loadtest.load.users"])
     with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
         generator = Child(command, asdict(plan), words)
@@ -87,7 +87,7 @@ RUNS: tuple[Column[dict[str, Any]], ...] = (
 
 
 def run_notes(result: LoadResult) -> list[str]:
-    """Sentences about what the table has no room for."""
+    """Sentences for which the table has no room."""
     f, o = result.figures, result.figures.outside
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})"]
@@ -100,18 +100,18 @@ def run_notes(result: LoadResult) -> list[str]:
 
 
 def run_line(result: LoadResult) -> str:
-    """A run in a few words, while others are still to come."""
+    """A run in a few words, printed before the remaining runs."""
     trouble = result.figures.counts.trouble + result.figures.outside.trouble
     return f"{result.mode}, {_figures(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
 
 
-# Over the knee, p95 is more than DOUBLED times that of the fewest users, or more users bring less than GROWTH times the
-# throughput.
+# Beyond the knee, p95 is more than DOUBLED times that of the fewest users, or more users give less than GROWTH times
+# the throughput.
 DOUBLED, GROWTH = 2.0, 1.05
 
 
 def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
-    """The run at the knee, and whether one is over it; results: of one mode, with more and more users."""
+    """The run at the knee, and whether one is beyond it; results: one mode's, with increasing users."""
     first_ms = results[0].figures.p95_ms
     for before, after in pairwise(results):
         f = after.figures
@@ -132,15 +132,15 @@ def _figures(result: LoadResult) -> str:
 
 
 def run_record(result: LoadResult) -> dict[str, Any]:
-    """Flat: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and what else was measured."""
+    """A flat record: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and the other figures."""
     figures = asdict(result.figures)
     counts = figures.pop("counts")
     return {"mode": result.mode, "users": result.users, **counts, **figures}
 
 
-# The account: every request in exactly one class, and what the classes add up to
+# The account: every request in exactly one class, and the sums of the classes
 
-MESSAGES = 5  # different failures that are shown
+MESSAGES = 5  # most different failures shown
 
 Judged = tuple[LoadSample, Outcome]
 
@@ -158,29 +158,29 @@ class Counts:
 
     @property
     def trouble(self) -> int:
-        """Requests that a sound deployment does not have."""
+        """Number of requests with outcomes that a sound deployment does not have."""
         return self.failed + self.lost + self.wrong
 
 
 @dataclass(frozen=True)
 class LoadFigures:
-    """Figures of a run. Percentiles are those of right answers; None where there were none."""
+    """Figures of a run. Percentiles are over right answers; None without any."""
 
     counts: Counts  # requests that began in the window
-    # Those that began before it, while users came and the deployment warmed up, or after it.
+    # Requests that began before it, as users arrived and the deployment warmed up, or after it.
     outside: Counts
-    seconds: float  # length of the window as it came out
-    throughput_rps: float  # right answers that arrived in the window, a second
+    seconds: float  # actual length of the window
+    throughput_rps: float  # right answers per second that arrived in the window
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
     refusal_p95_ms: float | None  # from sending a request to its refusal
-    generator_cores: float  # processor time of the load generator, a second
-    failures: dict[str, int]  # the most frequent statuses with their sentences, and how often
+    generator_cores: float  # the load generator's processor time per second
+    failures: dict[str, int]  # the most frequent statuses with their sentences, and their counts
 
 
 def judge(samples: Iterable[LoadSample], texts: dict[int, bytes]) -> list[Judged]:
-    """:param texts: what each answered case gives alone."""
+    """:param texts: each answered case's text when run alone."""
     return [(sample, outcome_of(sample, texts.get(sample.case))) for sample in samples]
 
 

@@ -1,5 +1,5 @@
-"""The load generator's process: `python -m loadtest.load.users`, a LoadPlan on its standard input, whose users locust
-runs. It writes a Recording to its standard output at the end."""
+"""The load generator's process: `python -m loadtest.load.users` reads a LoadPlan from standard input, runs its users
+with locust, and writes a Recording to standard output at the end."""
 
 from gevent import monkey
 
@@ -27,14 +27,14 @@ from loadtest.load.plan import OK, OPEN, LoadPlan, LoadSample, Recording, Window
 from serving.client.client import Client, RequestRefused, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
-# A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.
+# Pause of a user after a failed request, so that a dead host is not counted thousands of times a second.
 FAILURE_PAUSE_S = 1.0
 AFTER_S = 0.5  # how much longer than its users locust waits for them
 POLL_S = 0.05  # locust has no event for "all users are there"
 
 
 class UserLog:
-    """Every request of the run: those that are open, and those that ended."""
+    """All requests of the run, open and ended."""
 
     def __init__(self) -> None:
         self.open: dict[int, tuple[int, float]] = {}
@@ -71,7 +71,7 @@ class UserLog:
 
 
 class Asker(User):
-    """Asks for a text, waits for it, asks for the next."""
+    """A user who requests a text, waits for it, and requests the next."""
 
     abstract = True
     plan: ClassVar[LoadPlan]
@@ -114,7 +114,7 @@ def run_crowd(plan: LoadPlan) -> Recording:
         gevent.sleep(plan.warm_up_s)
         window = _measure(plan, ledger)
         if runner.user_count:
-            runner.stop()  # lets every user finish its request
+            runner.stop()  # every user finishes its request
         for number in list(ledger.open):  # a user that could not even be killed
             ledger.end(number, OPEN)
         runner.quit()
@@ -125,13 +125,13 @@ def _measure(plan: LoadPlan, ledger: UserLog) -> Window:
     begin_s, processor_s = time.perf_counter(), time.process_time()
     gevent.sleep(plan.seconds)
     window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s)
-    # the load stays on until the window's own requests have ended: else the last of them would have it easier
+    # keep the load on until the window's own requests have ended: else the last ones would run under less load
     _wait_until(lambda: all(begin_s >= window.end_s for _, begin_s in ledger.open.values()), plan.patience_s)
     return window
 
 
 def _own_status(error: RouterError | RequestRefused) -> bool:
-    """True where the user's own gRPC made the status: it lacks the mark that a router sets."""
+    """True if the user's own gRPC made the status, which then lacks the router's mark."""
     cause = error.__context__  # kept by Python although the client raises its errors `from None`
     return not (isinstance(cause, grpc.RpcError) and STATUS_MARK in trailing_metadata(cause))
 

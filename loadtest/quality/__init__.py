@@ -1,1 +1,1 @@
-"""Quality of each mode's text or pictures, by a judge, beside human text or real pictures."""
+"""Quality of each mode's text or pictures, by a judge, compared with human text or real pictures."""

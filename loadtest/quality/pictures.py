@@ -1,4 +1,4 @@
-"""Quality of pictures: how far drawn ones are from real ones by a judge's features, and what a picture costs."""
+"""Quality of pictures: the distance of drawn from real ones by a judge's features, and the cost of a picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.pictures.data import PictureSet, load_pictures
 if TYPE_CHECKING:
     from loadtest.benches import QualitySettings
 
-EPOCHS = 6  # passes of a judge that is learned here
+EPOCHS = 6  # training passes of a judge
 TIMEOUT_S = 600.0
 
 
@@ -39,13 +39,13 @@ TIMEOUT_S = 600.0
 class PictureRow:
     """Pictures of one mode at one number of levels, or real ones; costs are means over pictures."""
 
-    mode: str  # with its codec, where one was named
+    mode: str  # with its codec, if one was given
     levels: int | None
     count: int
     distance: float  # Frechet distance of the judge's features to those of the test part
     distance_low: float
     distance_high: float
-    accuracy: float  # share whose class the judge names
+    accuracy: float  # share whose class the judge recognizes
     trips: int | None = None
     host_ms: float | None = None
     wire_bytes: float | None = None
@@ -73,7 +73,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         raise InputError(f"{s.pictures} has no test part to compare with")
     target = TestbedSettings(checkpoint=s.checkpoint or SHIPPED / "pictures")
     check_testbed(target)
-    if not s.judge.exists():  # one that is not there is learned from the training pictures, and kept
+    if not s.judge.exists():  # a missing judge is trained on the training pictures and stored
         save_judge(train_judge(pictures, EPOCHS), s.judge, pictures)
     judge, name = load_judge(s.judge)
     real, _ = judge.look(pictures.test.pixels)
@@ -84,7 +84,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         accuracy = float((found == np.asarray(labels)).mean())
         return PictureRow(mode, levels, len(pixels), frechet_distance(features, real), low, high, accuracy)
 
-    # as many real pictures have the same bias, so a row can be no better than this one
+    # an equal number of real pictures has the same bias, so no row can be better than this one
     sample = pictures.train.take(torch.from_numpy(np.random.default_rng(0).permutation(len(pictures.train))[: s.count]))
     rows = [row("training pictures", None, sample.pixels, sample.labels.tolist())]
     with open_testbed(target) as testbed:
@@ -115,7 +115,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
 def _drawn(
     access: Access, variants: Sequence[ModeVariant] | None, classes: tuple[str, ...], settings: QualitySettings
 ) -> dict[tuple[ModeVariant, int], list[DrawnPictures]]:
-    """A picture of every class in each request: `count` pictures at least. Raises OnesweepError."""
+    """Draw at least `count` pictures, one of every class per request. Raises OnesweepError."""
     requests = -(-settings.count // len(classes))
     with Client(access.router, **access.who()) as client, ThreadPoolExecutor(settings.in_flight) as threads:
         status = client.status()
@@ -141,20 +141,20 @@ def _drawn(
             }
 
 
-# The judge: a small classifier, whose features tell how far drawn pictures are from real ones
+# The judge: a small classifier, whose features measure the distance of drawn pictures from real ones
 
 FEATURES = 64
 WIDTH = 32
 BATCH = 128
 LEARNING_RATE = 2e-3
-AT_ONCE = 500  # pictures that are looked at together
+AT_ONCE = 500  # pictures per batch
 
 
 class PictureJudge(nn.Module):
     """Two convolutions, 64 features, and a class for each picture."""
 
-    # FID needs Inception's weights, which are not to be had here and know photographs only. So nothing is called FID,
-    # and figures of one judge compare with figures of the same judge alone: its digest is in every record.
+    # FID needs Inception's weights, which are not available here and know only photographs. So nothing is called FID,
+    # and figures compare only under the same judge, whose digest is in every record.
 
     def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class PictureJudge(nn.Module):
 
 
 def train_judge(pictures: PictureSet, epochs: int) -> PictureJudge:
-    """A judge of these pictures, from their training part alone. epochs: passes over it."""
+    """Train a judge on the training part of these pictures. epochs: passes over it."""
     torch.manual_seed(0)
     _, channels, height, width = pictures.train.pixels.shape
     judge = PictureJudge(channels, height, width, len(pictures.classes))
@@ -205,15 +205,15 @@ def train_judge(pictures: PictureSet, epochs: int) -> PictureJudge:
 
 def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
     """Write a judge, in 16 bits. Raises CheckpointError."""
-    # Half the size in the repository; the file is read back before it is used, so figures are those of what is stored.
+    # Half the size in the repository; the file is read back before use, so figures are those of the stored judge.
     record = {"size": judge.size, "classes": pictures.classes, "data": pictures.digest}
     save_state(path, record, {name: tensor.half() for name, tensor in judge.state_dict().items()})
 
 
 def load_judge(path: Path) -> tuple[PictureJudge, str]:
-    """A judge as it was stored, and the digest of its weights: figures of one judge compare.
+    """A stored judge, and the digest of its weights, since figures compare only under one judge.
 
-    Raises ResumeError for a file that is damaged or none of a judge.
+    Raises ResumeError for a damaged file or one without a judge.
     """
     record, tensors = load_state(path)
     try:
@@ -245,8 +245,8 @@ def frechet_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
 
 
 def distance_interval(drawn: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """95 % bootstrap interval of `frechet_distance`, over the drawn pictures. It is biased upwards, as fewer different
-    pictures stand in each draw: its width tells, its place does not."""
+    """95 % bootstrap interval of `frechet_distance` over the drawn pictures. It is biased upwards, since each draw has
+    fewer different pictures: only its width is meaningful, not its position."""
     generator = np.random.default_rng(0)
     found = [frechet_distance(drawn[generator.integers(len(drawn), size=len(drawn))], real) for _ in range(DRAWS)]
     low, high = np.quantile(found, (0.025, 0.975))

@@ -1,6 +1,6 @@
-"""Quality of text: bits of a judge beside human text, what a text costs, and the file that mode `auto` chooses from.
+"""Quality of text: a judge's bits compared with human text, a text's cost, and the frontier file of mode `auto`.
 
-A judge alone prefers a phrase without end, so the entropy of the runs of four bytes stands beside its bits.
+A judge alone prefers an endless phrase, so its bits come with the entropy of the runs of four bytes.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ GRAM = 4  # bytes: long enough to see repeated pieces, short enough to occur twi
 
 @dataclass(frozen=True)
 class QualityRow:
-    """Texts of one variant, or the true continuations; costs are means over texts unless they say otherwise."""
+    """Texts of one variant, or the true continuations; costs are means over texts unless stated otherwise."""
 
     mode: str  # with its settings; `human` for the true continuations
-    bits: Estimate  # that the judge needs for a byte of the text, given the prompt
-    gram_entropy: float  # bits of all runs of four bytes: low where the same pieces come again
+    bits: Estimate  # the judge's bits per byte of the text, given the prompt
+    gram_entropy: float  # bits of all runs of four bytes: low for repetitive texts
     sweeps: float | None = None
-    seconds: float | None = None  # median latency, with other requests beside it
-    host_ms: float | None = None  # arithmetic on all hosts together
-    router_ms: float | None = None  # arithmetic on the router that is waited for
+    seconds: float | None = None  # median latency, with other requests in flight
+    host_ms: float | None = None  # compute on all hosts together
+    router_ms: float | None = None  # compute on the router that sweeps wait for
     wire_bytes: float | None = None
-    nats: float | None = None  # a token, by the model of `ar` at the temperature of the text
-    entropy: float | None = None  # of that model at the same places, nats
-    excess: Estimate | None = None  # of the nats over that: about 0 where the model wrote by itself
-    kl_nats: float | None = None  # these two of what needs no hosts: see `local_distance`
+    nats: float | None = None  # per token, under the model of `ar` at the text's temperature
+    entropy: float | None = None  # of that model at the same positions, nats
+    excess: Estimate | None = None  # nats minus entropy: about 0 for the model's own texts
+    kl_nats: float | None = None  # this and the next, only for modes without hosts: see `local_distance`
     agreement: float | None = None
 
     def to_record(self) -> dict[str, Any]:
@@ -167,20 +167,20 @@ def _with_nats(row: QualityRow, found: Sequence[TextNats], seed: int) -> Quality
 
 
 def gram_entropy(outputs: Sequence[bytes]) -> float:
-    """Bits of the runs of GRAM bytes of all texts together. It grows with their number: compare equal numbers."""
+    """Bits of the runs of GRAM bytes over all texts. It grows with their number: compare equal numbers."""
     counts = Counter(output[i : i + GRAM] for output in outputs for i in range(len(output) - GRAM + 1))
     total = counts.total()
     return sum(n / total * math.log2(total / n) for n in counts.values()) if total else 0.0
 
 
 def router_ms(result: Result) -> float:
-    """Arithmetic on the router that sweeps wait for: a drafter's."""
+    """Compute on the router that sweeps wait for: the drafter's."""
     return max(result.compute_ms - 1000 * result.host_seconds, 0.0)
 
 
 def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
-    """One temperature of each variant: that whose texts are most nearly as varied as human text."""
-    # not the one of the best bits: colder texts please a judge cheaply
+    """The temperature of each variant whose texts come closest to the variety of human text."""
+    # not the one with the best bits: colder texts please a judge cheaply
     wanted = rows[HUMAN].gram_entropy
     best: dict[ModeVariant, ModeVariant] = {}
     for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - wanted)):
@@ -189,7 +189,7 @@ def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]
 
 
 def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -> Option:
-    """An entry of the frontier: a variant with the settings that the router chose for it, its bits and its costs."""
+    """A frontier entry: a variant with the settings that the router chose for it, its bits and its costs."""
     chosen = variant.having(
         scorer=variant.get("scorer") or next((result.scorer for result in results if result.scorer), None),
         temperature=DEFAULT_TEMPERATURE if variant.get("temperature") is None else variant.get("temperature"),
@@ -214,7 +214,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
 
 # Continuations from a router
 
-TIMEOUT_S = 600.0  # of a text: far links and many candidates; a slow one is no reason to end a run of hours
+TIMEOUT_S = 600.0  # per text, for far links and many candidates: a slow text should not end a run of hours
 FULL_S = 2.0
 
 
@@ -225,7 +225,7 @@ def generate_all(
     settings: QualitySettings,
     progress: Callable[[int], object],
 ) -> dict[ModeVariant, list[Result]]:
-    """One Result for each variant and passage; passage i has the seed of the settings + i.
+    """One Result per variant and passage; passage i has the settings' seed + i.
 
     Raises RequestRefused or RouterError, for the first request that fails.
     """
@@ -242,14 +242,14 @@ def generate_all(
                 except (RequestRefused, RouterError) as error:
                     if error.code is not StatusCode.RESOURCE_EXHAUSTED or monotonic() > until_s:
                         raise type(error)(f"{variant.label}: {error}", error.code) from None
-                    # hosts have no room for so many at once: where another ends, one fewer is under way from then on
+                    # hosts lack room for this many at once: when another ends, run one fewer from then on
                     room.acquire(timeout=FULL_S)
                 else:
                     progress(1)
                     return result
 
     with Client(access.router, **access.who()) as client, ThreadPoolExecutor(in_flight) as threads:
-        # one at a time: what the router refuses is known at once, and not after an hour of others
+        # one of each first: a refusal shows at once, not after an hour of other requests
         first = {variant: one(variant, 0) for variant in variants}
         others = range(1, len(passages))
         return {variant: [first[variant], *threads.map(partial(one, variant), others)] for variant in variants}
@@ -290,7 +290,7 @@ class Passage:
 def cut_prompts(
     documents: Sequence[bytes], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
 ) -> tuple[Passage, ...]:
-    """`count` passages evenly over the text; no two overlap, none runs over the end of a file.
+    """Cut `count` passages evenly from the text, without overlap and within files.
 
     The seed shifts them. Raises InputError for too little text.
     """
@@ -324,5 +324,5 @@ def _passage(raw: bytes, start: int, prompt_bytes: int, output_bytes: int) -> Pa
 
 
 def _whole(raw: bytes) -> bytes:
-    """The characters that are whole."""
+    """The complete characters."""
     return raw.decode(errors="ignore").encode()

@@ -1,6 +1,6 @@
-"""The client's side of gRPC's aio interface over a `MemoryNetwork`: channels and calls that the same stubs use.
+"""The client side of gRPC's aio interface over a `MemoryNetwork`: channels and calls for the same stubs.
 
-A message is serialized, travels, and is parsed at the other side. The statuses of what fails are gRPC's own.
+A message is serialized, travels, and is parsed on the other side. Failures have gRPC's own statuses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtest.simulation.network import RESET, SMALL_BYTES, Connection, Directio
 from loadtest.simulation.served import FlowWindow, MemoryServer, Pairs, ServedCall, Stream
 from stages.wire.status import CALL_KINDS
 
-HEADER_BYTES = 100  # of a call's beginning
+HEADER_BYTES = 100  # at the start of a call
 CONNECT_S = 5.0
 BACKOFF_S, MOST_BACKOFF_S, BACKOFF_GROWS = 0.1, 2.0, 1.6
 REFUSED = "failed to connect to all addresses; last error: UNAVAILABLE: Connection refused"
@@ -27,7 +27,7 @@ TIMED_OUT = "failed to connect to all addresses; last error: UNAVAILABLE: connec
 
 
 class MemoryCall(AsyncIterator[Any]):
-    """A call, as its client has it."""
+    """A call on the client's side."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class MemoryCall(AsyncIterator[Any]):
             raise grpc.aio.UsageError("Channel is closed.")
         channel.begin(self)
 
-    # What the network calls.
+    # Called by the network.
 
     def begin(self, connection: Connection) -> None:
         if self._code is not None:
@@ -80,7 +80,7 @@ class MemoryCall(AsyncIterator[Any]):
         self.end(StatusCode.UNAVAILABLE, why, ())
 
     def hear(self, initial: Pairs, data: bytes | None) -> None:
-        """The server's initial metadata, or a message."""
+        """Receive the server's initial metadata or a message."""
         self._initial = initial
         if not self._headers.done():
             self._headers.set_result(None)
@@ -95,7 +95,7 @@ class MemoryCall(AsyncIterator[Any]):
     def end(
         self, code: StatusCode, details: str, trailing: Pairs, initial: Pairs = (), one: bytes | None = None
     ) -> None:
-        """The call's status, unless it has one, and with it an answer that is the only one."""
+        """Set the call's status, unless it has one, together with its answer if there is just one."""
         if one is not None:
             self.hear(initial, one)
         if self._code is not None:
@@ -129,7 +129,7 @@ class MemoryCall(AsyncIterator[Any]):
             connection.send(len(data), served.requests.put, data)
         connection.send(SMALL_BYTES, served.requests.put)
 
-    # What callers use: the interface of gRPC's calls.
+    # Used by callers: the interface of gRPC's calls.
 
     def cancel(self) -> bool:
         if self._code is not None:
@@ -167,7 +167,7 @@ class MemoryCall(AsyncIterator[Any]):
 
 
 class MemoryChannel:
-    """A channel, to be put in the place of `grpc.aio.insecure_channel`."""
+    """A channel that replaces `grpc.aio.insecure_channel`."""
 
     def __init__(self, network: MemoryNetwork, address: str, options: Sequence[tuple[str, int]] = ()) -> None:
         """:param options: gRPC's."""
@@ -179,7 +179,7 @@ class MemoryChannel:
         self._attempt, self._backoff_s, self._again_at, self._problem = 0, 0.0, 0.0, ""
 
     def __getattr__(self, kind: str) -> Callable[..., Callable[..., MemoryCall]]:
-        """One of CALL_KINDS, which makes the callable of a method."""
+        """One of CALL_KINDS, which makes a method's callable."""
         if kind not in CALL_KINDS:
             raise AttributeError(kind)
 
@@ -189,7 +189,7 @@ class MemoryChannel:
         return method
 
     def begin(self, call: MemoryCall) -> None:
-        """Start a call once there is a connection; one that does not wait fails while none can be made."""
+        """Start a call once there is a connection; a call that does not wait fails while no connection is possible."""
         if self.connection is not None:
             call.begin(self.connection)
         elif not call.waits and self.network.loop.now_s < self._again_at:
@@ -201,7 +201,7 @@ class MemoryChannel:
                 self.process.call_at(max(self._again_at, self.network.loop.now_s), self._dial)
 
     async def close(self, grace: float | None = None) -> None:
-        """:param grace: gRPC's; calls under way end now whatever it is."""
+        """:param grace: as in gRPC, but running calls end at once whatever it is."""
         self.closed = True
         for call in [*self.waiting, *(self.connection.calls if self.connection else ())]:
             call.cancel()
@@ -222,7 +222,7 @@ class MemoryChannel:
         self.process.call_at(self.network.loop.now_s + CONNECT_S, self._failed, self._attempt, TIMED_OUT)
 
     def _knocked(self, attempt: int, back: Direction) -> None:
-        """At the other machine, which refuses by itself where nobody listens, or not any more."""
+        """Arrive at the other machine, which refuses if nothing listens there, or nothing any more."""
         if (found := self.network.servers.get(self.address)) is None:
             self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))
         else:

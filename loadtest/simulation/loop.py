@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to the next timer, and the processes that are simulated on it."""
+"""An event loop whose time jumps to the next timer, and the processes simulated on it."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ T = TypeVar("T")
 Call = Callable[..., object]
 
 MOST_TURNS = 200_000  # a schedule takes two thousand
-BEGIN_S = 1000.0  # of virtual time: far from 0, which some code may take for "never"
+BEGIN_S = 1000.0  # start of virtual time, far from 0, which some code may take for "never"
 
 
 class Killed(BaseException):
-    """The process was killed in the middle of a change of its disk: no error, and nothing may catch it."""
+    """The process was killed in the middle of a disk write: not an error, and nothing may catch it."""
 
 
 class Process:
-    """A simulated process: all that runs in its context. One that is halted runs nothing, as after SIGSTOP; one that is
-    killed is halted for ever, and nothing of it is cleaned up."""
+    """A simulated process: everything that runs in its context. A halted process runs nothing, as after SIGSTOP; a
+    killed one is halted for ever, without any cleanup."""
 
     def __init__(self, loop: VirtualLoop, place: str) -> None:
-        """:param place: the machine; what is started there later is another process."""
+        """:param place: the machine; a later start there makes another process."""
         self.loop, self.place, self.begun_s = loop, place, loop.now_s
-        # Its clock: no two read the same, and replicas run apart; the first has the least times, so routers prefer it.
+        # Its clock: no two read alike, and replicas' drift apart; the first measures least, so routers prefer it.
         self.ahead_s, self.rate = float(crc32(place.encode()) % 1000), 1 + ((ord(place[-1]) + 1) % 5 - 2) / 500
         self.halted = self.killed = False
         self.context = copy_context()
         self.context.run(PROCESS.set, self)
         loop.processes.append(self)
-        self.parked: list[asyncio.Handle] = []  # what came due while it was halted
+        self.parked: list[asyncio.Handle] = []  # calls that came due while it was halted
 
     def start(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task of this process."""
+        """Start a task of this process."""
         return self.loop.create_task(job, context=self.context)
 
     def call_at(self, at_s: float, call: Call, *arguments: Any) -> _Handle:  # noqa: ANN401
         return self.loop.push(at_s, call, arguments, self.context)
 
     def jump(self, by_s: float) -> None:
-        """Have its clock jump ahead, as that of a machine that was moved: what waits for it comes sooner."""
+        """Make its clock jump ahead, as on a migrated machine: timers fire sooner."""
         self.ahead_s += by_s
         for i, (at_s, number, timer) in enumerate(self.loop._timers):
             if timer.is_by_clock and timer._context.get(PROCESS) is self:
@@ -57,7 +57,7 @@ class Process:
         heapq.heapify(self.loop._timers)
 
     def resume(self) -> None:
-        """Run what came due meanwhile, in its order."""
+        """Run the calls that came due meanwhile, in order."""
         if not self.killed:
             self.halted = False
             self.loop._ready.extend(self.parked)
@@ -66,7 +66,7 @@ class Process:
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
-# Name of the machine whose call the task serves.
+# Name of the machine whose call a task serves.
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 
 
@@ -78,9 +78,9 @@ def here() -> Process:
 
 
 class _Handle(asyncio.Handle):
-    """A call that is to come: a schedule makes ten thousand, so without what only helps to debug one."""
+    """A scheduled call without debugging aids, because a schedule makes ten thousand of them."""
 
-    __slots__ = ("is_by_clock",)  # of a process, and not by that of the world
+    __slots__ = ("is_by_clock",)  # True: due by a process's clock, not by the world's
     _source_traceback = None
 
     def __init__(self, call: Any, arguments: Any, context: Context) -> None:  # noqa: ANN401
@@ -92,18 +92,18 @@ class _Handle(asyncio.Handle):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Deterministic: nothing waits, nothing runs on another thread, and the same calls come in the same order."""
+    """A deterministic loop: nothing waits or runs on another thread, and the same calls run in the same order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s, self.turns = BEGIN_S, 0
         self.processes: list[Process] = []
-        self.problems: list[str] = []  # exceptions that nobody handled
+        self.problems: list[str] = []  # unhandled exceptions
         self.set_exception_handler(self._note)
-        # Kept: what a killed process waited for is to stay as it was, and not to be cleaned up by the collector.
+        # Kept so that the collector does not clean up what a killed process waited for.
         self.tasks: list[asyncio.Task[Any]] = []
         self._ready: Any
-        self._timers: list[tuple[float, int, _Handle]] = []  # of one moment in their order
+        self._timers: list[tuple[float, int, _Handle]] = []  # those of one moment in order
         self._calls = 0
 
     def time(self) -> float:
@@ -111,7 +111,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.now_s if process is None else process.ahead_s + process.rate * self.now_s
 
     def call_at(self, when: float, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
-        """Call by the clock of the process that runs."""
+        """Schedule a call by the running process's clock."""
         process, context = PROCESS.get(), copy_context() if context is None else context
         if process is None:
             return self.push(when, callback, args, context)
@@ -120,7 +120,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return timer
 
     def push(self, when: float, call: Call, arguments: tuple[Any, ...], context: Context) -> _Handle:
-        """Call at a moment of the world."""
+        """Schedule a call by the world's clock."""
         self._calls, timer = self._calls + 1, _Handle(call, arguments, context)
         heapq.heappush(self._timers, (when, self._calls, timer))
         return timer
@@ -135,7 +135,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ANN401
-        """Run it here and now: arithmetic takes the virtual time that its owner books."""
+        """Run it at once: computation takes the virtual time that its owner accounts for."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -144,7 +144,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
-        """All that is due, in the order in which it became so; where nothing is, time jumps to the next timer."""
+        """Run everything due, in the order in which it became due; if nothing is, jump to the next timer."""
         ready, timers, self.turns = self._ready, self._timers, self.turns + 1
         if self.turns > MOST_TURNS:
             raise RuntimeError("the simulation goes round and round")
@@ -170,13 +170,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler({"message": f"Exception in {handle._callback}", "exception": error})
 
     def close(self) -> None:
-        """Let go of what is left at once: a collector would take as long again to find it."""
+        """Release the rest at once: the collector would take as long again to find it."""
         super().close()
         for left in (self._timers, self._ready, self.tasks, self.processes):
             left.clear()
 
     def _write_to_self(self) -> None:
-        """No other thread waits in this loop."""
+        """Do nothing, since no other thread uses this loop."""
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")
@@ -184,7 +184,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 @contextmanager
 def virtual_time() -> Iterator[VirtualLoop]:
-    """A loop in whose block the clock is virtual. What still runs at the end is cancelled."""
+    """A loop with a virtual clock during a `with` block, at whose end running tasks are cancelled."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     with clock.replaced(loop.time):
@@ -206,11 +206,11 @@ def virtual_time() -> Iterator[VirtualLoop]:
 
 @contextmanager
 def quiet() -> Iterator[list[str]]:
-    """Log nothing in the block but errors, into the list: no fault of a schedule is one."""
+    """Log only errors in the block, into the list: a schedule's faults cause none."""
     said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
     errors = logging.Handler(logging.ERROR)
     errors.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info or ''}")  # type: ignore[method-assign]
-    errors.addFilter(lambda record: not re.search("free some space|faulty", record.getMessage()))  # faults, as said
+    errors.addFilter(lambda record: not re.search("free some space|faulty", record.getMessage()))  # the faults'
     root.addHandler(errors)
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,7 @@
-"""A network in memory: machines, links between them, and connections that carry gRPC calls.
+"""A network in memory: machines, the links between them, and connections that carry gRPC calls.
 
-Bytes of a connection arrive in order, after the delay of their link and at its rate. A cut link keeps them and brings
-them once it is whole, as TCP does; where that takes longer than gRPC's keepalive, the connection is lost.
+A connection's bytes arrive in order, after the link's delay and at its rate. A cut link holds them and delivers them
+once it is restored, as TCP does; if that takes longer than gRPC's keepalive, the connection is lost.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DELAY_S, BYTES_PER_S = 0.03, 12.5e6  # one way
-RESEND_S = 0.2  # TCP's least time-out: a link that is whole again carries nothing sooner
+RESEND_S = 0.2  # TCP's least timeout: a restored link carries nothing sooner
 KEEPALIVE_S = 15.0  # 10 s from ping to ping, 5 s for the answer (stages/wire/channel.py)
-SMALL_BYTES = 64  # of what opens, ends or acknowledges
+SMALL_BYTES = 64  # of a message that opens, ends or acknowledges
 DATABASE = ".sqlite3"
-MIDNIGHT_S, MIDNIGHT_IN_S = 20_000 * 86_400.0, 2.0  # the end of a day, and so long after the start it comes
+MIDNIGHT_S, MIDNIGHT_IN_S = 20_000 * 86_400.0, 2.0  # the end of a day, and its time after the start
 RESET, SILENT = "recvmsg:Connection reset by peer", "keepalive watchdog timeout"
 
 
@@ -40,23 +40,23 @@ class Direction:
     number: int
     delay_s: float = DELAY_S
     bytes_per_s: float = BYTES_PER_S
-    cut: int = 0  # faults that cut it now
-    free_at: float = 0.0  # when it has sent what it has
+    cut: int = 0  # number of faults that cut it now
+    free_at: float = 0.0  # when its queue is sent
     last_at: float = 0.0  # when the last bytes arrive
     held: deque[tuple[Process, int, Callable[..., object], tuple[Any, ...]]] = field(default_factory=deque)
 
 
 class MemoryNetwork:
-    """Machines by name, what listens on their addresses, and the connections between them."""
+    """Machines by name, the servers on their addresses, and the connections between them."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         self.servers: dict[str, tuple[Process, MemoryServer]] = {}  # by address
         self.places: dict[str, str] = {}  # the machine of an address
         self.connections: list[Connection] = []
-        self.states = set[tuple[str, str]]()  # of machines, by the kind of fault that lasts
+        self.states = set[tuple[str, str]]()  # (kind of lasting fault, machine)
         self._links: dict[tuple[str, str], Direction] = {}
-        self.events = 0  # a digest of all that was sent: when it arrives, over which link, how many bytes
+        self.events = 0  # a digest of everything sent: arrival time, link and bytes
 
     def link(self, source: str, target: str) -> Direction:
         if (source, target) not in self._links:
@@ -66,13 +66,13 @@ class MemoryNetwork:
     def send(
         self, link: Direction, size: int, process: Process, call: Callable[..., object], arguments: tuple[Any, ...] = ()
     ) -> None:
-        """Have `process`, at the link's other end, call something once so many bytes have arrived."""
+        """Make `process`, at the link's other end, call something once `size` bytes have arrived."""
         if link.cut:
             link.held.append((process, size, call, arguments))
             return
         now = self.loop.now_s
         link.free_at = max(link.free_at, now) + size / link.bytes_per_s
-        # never at one moment: a loop runs timers of one moment in any order
+        # never at the same moment: a loop runs simultaneous timers in any order
         link.last_at = at = max(link.last_at + 1e-9, link.free_at + link.delay_s)
         self.events = hash((self.events, at, link.number, size))
         process.call_at(at, call, *arguments)
@@ -105,15 +105,15 @@ class MemoryNetwork:
             each.end(why)
 
     def reset(self, ends: Sequence[str], after_s: float = 0.0, why: str = RESET) -> None:
-        """End every connection between two machines, as something on the way would.
+        """End every connection between two machines, as a middlebox would.
 
-        :param after_s: when the side that took the connection hears of it."""
+        :param after_s: delay until the accepting side notices."""
         for each in list(self.connections):
             if {each.client.place, each.server.place} == set(ends):
                 each.end(why, after_s)
 
     def kill(self, process: Process) -> None:
-        """End a process as SIGKILL would: its machine says so to those who are connected."""
+        """End a process as SIGKILL would: its machine tells the connected peers."""
         process.halted = process.killed = True
         self.servers = {at: (owner, server) for at, (owner, server) in self.servers.items() if owner is not process}
         for each in [each for each in self.connections if process in (each.client, each.server)]:
@@ -136,12 +136,12 @@ class Connection:
         self.network.connections.append(self)
 
     def send(self, size: int, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
-        """To the server."""
+        """Send to the server."""
         if self.is_open:
             self.network.send(self.there, size, self.server, self._arrived, (call, arguments))
 
     def answer(self, size: int, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
-        """To the client."""
+        """Send to the client."""
         if self.is_open:
             self.network.send(self.back, size, self.client, self._arrived, (call, arguments))
 
@@ -150,7 +150,7 @@ class Connection:
             call(*arguments)
 
     def end(self, why: str, after_s: float = 0.0) -> None:
-        """The client hears that it is lost, and the server after so many seconds."""
+        """Tell the client that the connection is lost, and the server after `after_s` seconds."""
         if self in self.network.connections:
             self.network.connections.remove(self)
         now = self.network.loop.now_s
@@ -171,19 +171,19 @@ class Connection:
 
 
 class FaultyWorld(ABC):
-    """The processes of one schedule, by name, the network between their machines, and the faults that befall them."""
+    """The processes of one schedule, by name, the network between their machines, and their faults."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.network = loop, MemoryNetwork(loop)
         self.processes: dict[str, Process] = {}
-        self.lasting: dict[PlannedFault, Callable[[], object]] = {}  # and what ends each
-        self.hit = set[str]()  # processes that a fault has hit so far, and hosts at the end of a link that one has
-        self.is_over = False  # no fault begins any more
-        self._writes = Counter[PlannedFault | None]()  # while each lasts
-        self._names, self._contents = dict[int, dict[str, int]](), dict[int, bytes]()  # by inode, as they were synced
+        self.lasting: dict[PlannedFault, Callable[[], object]] = {}  # lasting faults, with the function that ends each
+        self.hit = set[str]()  # processes hit by a fault so far, and hosts at the end of a link hit by one
+        self.is_over = False  # no more faults begin
+        self._writes = Counter[PlannedFault | None]()  # writes during each fault
+        self._names, self._contents = dict[int, dict[str, int]](), dict[int, bytes]()  # as synced, by inode
 
     def sync(self, handle: int) -> None:
-        """In the place of os.fsync: note what a power cut leaves."""
+        """Replace os.fsync: record what a power cut leaves."""
         number, path = os.fstat(handle).st_ino, Path(os.readlink(f"/proc/self/fd/{handle}"))
         if path.is_dir():
             self._names[number] = {each.name: each.stat().st_ino for each in path.iterdir()}
@@ -195,26 +195,26 @@ class FaultyWorld(ABC):
             self.tear()
 
     def torn(self) -> float | None:
-        """The share of the next write of the process that runs that is there, where a fault tears it."""
+        """The share of the running process's next write that reaches the disk, if a fault tears it."""
         fault = next((each for each in self.lasting if (each.kind, each.targets) == ("torn", (here().place,))), None)
         self._writes[fault] += 1
         is_due = fault is not None and self._writes[fault] > fault.strength
         return min(max(1.5 * (fault.strength % 1) - 0.25, 0.0), 1.0) if fault and is_due else None
 
     def tear(self) -> NoReturn:
-        """End the process that runs, in the middle of a write."""
+        """End the running process in the middle of a write."""
         self.network.kill(here())
         self.change(PlannedFault("power", (here().place,), 0.0, 0.0), begins=True)
         raise Killed
 
     def unix_s(self) -> float:
-        """In the place of time.time: midnight comes while faults do."""
+        """Replace time.time, with midnight during the faults."""
         place = process.place if (process := PROCESS.get()) else ""
         ahead_s = sum(how_far_s for kind, how_far_s in AHEAD_S.items() if (kind, place) in self.network.states)
         return MIDNIGHT_S - MIDNIGHT_IN_S + self.loop.now_s - BEGIN_S + ahead_s
 
     def cut_power(self, directory: Path) -> None:
-        """Leave the names and contents that were synced; a database syncs its own."""
+        """Keep only synced names and contents; a database syncs its own files."""
         for path in [each for each in directory.rglob("*") if each.is_file() and DATABASE not in each.name]:
             number = self._names.get(path.parent.stat().st_ino, {}).get(path.name)
             if number is None:
@@ -223,31 +223,31 @@ class FaultyWorld(ABC):
                 path.write_bytes(self._contents.get(number, b"torn"))
 
     def write(self, name: str, change: Callable[..., T], *what: Any) -> T:  # noqa: ANN401
-        """Change a machine's disk. Raises CheckpointError where that is full."""
+        """Change a machine's disk. Raises CheckpointError if it is full."""
         if ("no-room", name) in self.network.states:
             raise CheckpointError(f"cannot write on {name}: free some space")
         return change(*what)
 
     @abstractmethod
     def start(self, name: str) -> None:
-        """Start a process on the machine of that name."""
+        """Start a process on the machine `name`."""
 
     @abstractmethod
     def change(self, fault: PlannedFault, begins: bool) -> None:
-        """Let a fault of what only this world has begin or end."""
+        """Begin or end a fault of something specific to this world."""
 
     def new_process(self, name: str) -> Process:
         process = self.processes[name] = Process(self.loop, name)
         return process
 
     def begin(self, fault: PlannedFault) -> None:
-        """Let a fault begin, and end in its time; none does once it is over."""
+        """Begin a fault and schedule its end; do nothing once the schedule is over."""
         if self.is_over:
             return
         names, network, self.lasting[fault] = fault.targets, self.network, lambda: None
         self.hit |= {name for name in names if fault.kind in PROCESS_KINDS or name in HOSTS}
         self.loop.call_later(fault.length_s, self.end, fault)
-        # who sends nonsense is not known: all of a path are avoided, as where a clock has passed a short deadline
+        # the sender of nonsense is unknown, so a whole path is avoided, as when a clock jumps past a short deadline
         if fault.kind in ("broken", "lie") or (fault.kind == "jump" and not self.hit.isdisjoint(CLIENT_NAMES)):
             self.hit.update(HOSTS)
         match fault.kind:
@@ -290,17 +290,17 @@ class FaultyWorld(ABC):
             self.loop.call_later(FLAP_S, self._flap, fault)
 
     def end(self, fault: PlannedFault) -> None:
-        """Let a fault end, unless it has."""
+        """End a fault, unless it has ended."""
         if fault in self.lasting:
             self.lasting.pop(fault)()
 
     def revive(self, name: str) -> None:
-        """Start a process again, if it was killed and none has taken its place."""
+        """Restart a process, if it was killed and not replaced."""
         if self.processes[name].killed:
             self.start(name)
 
     def end_all(self) -> None:
-        """End what lasts; nothing begins any more."""
+        """End all lasting faults; no more begin."""
         self.is_over = True
         for fault in list(self.lasting):
             self.end(fault)

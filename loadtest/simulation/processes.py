@@ -1,4 +1,4 @@
-"""The real parts of hosts and routers, as schedules have them: tiny models, virtual time, rules for every try."""
+"""The real parts of hosts and routers in schedules: tiny models, virtual time, and rules for every try."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -42,8 +42,8 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import work_of
 from stages.wire.status import StatusError, internal
 
-PASS_S, LOAD_S = 0.002, 0.3  # virtual time of a pass, and in which a host reads a release
-SIGMAS = 0.002, 80.0  # the least and the largest, of pictures
+PASS_S, LOAD_S = 0.002, 0.3  # virtual time of a pass, and of a host's loading of a release
+SIGMAS = 0.002, 80.0  # least and largest, of pictures
 PICTURES = PictureArchitecture(
     height=8, width=8, channels=1, classes=("zero", "one"), patch=2, layers=1, features=32, heads=2, condition_dim=32
 )
@@ -51,8 +51,8 @@ ARCHITECTURE = Architecture(parts=3, layers=1, width=32, heads=2, context_length
 
 
 class Remembered:
-    """A runner that computes each distinct input once: all that a call is given, with every number of the caches that
-    it sees. Schedules ask for the same texts again and again."""
+    """A runner that computes each distinct input once, where the input includes all arguments and every number of the
+    visible caches. Schedules request the same texts again and again."""
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - a BlockRunner, a StageRunner or a PictureRunner
         self._runner, self._known = runner, dict[bytes, tuple[list[Any], list[Any]]]()
@@ -83,7 +83,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class TinyRelease:
-    """A tiny model with random weights: its files, and what hosts and routers have of it in memory."""
+    """A tiny model with random weights: its files, and the parts that hosts and routers hold in memory."""
 
     contents: ReleaseManifest
     directory: Path
@@ -111,7 +111,7 @@ class TinyRelease:
 
     @classmethod
     def drawing(cls, directory: Path) -> Self:
-        """One that draws, in modes chain and steps."""
+        """A release that draws, in modes chain and steps."""
         generator = torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -136,7 +136,7 @@ class TinyRelease:
 
 
 class VirtualLoader(Loader):
-    """A loader that takes what is in memory already, in a fixed virtual time."""
+    """A loader that returns parts already in memory, in a fixed virtual time."""
 
     known: Sequence[TinyRelease] = ()
     on_load: Callable[[], None]
@@ -148,15 +148,15 @@ class VirtualLoader(Loader):
 
 
 def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
-    """The parts that a host with this plan holds, of whichever release it is, with a drafter of its own."""
+    """The parts that a host with this plan holds, from whichever release has them, with its own drafter."""
     parts = next(p for each in known if (p := each.parts[plan.blocks[0]]).plan.weights == plan.weights)
-    if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
+    if (drafter := parts.ar_drafter) is not None:  # it adapts the length of its drafts
         parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
     return parts
 
 
 def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block, an ArModel or a PicturePart
-    """Weights so large that every byte of the context shows in the output."""
+    """Enlarge the weights so that every byte of the context affects the output."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -164,7 +164,7 @@ def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a
 
 
 class SimulatedHost(Host):
-    """A host whose passes take a fixed virtual time, on the event loop."""
+    """A host whose passes take a fixed virtual time on the event loop."""
 
     pass_s, is_broken = PASS_S, False
     is_liar: Callable[[], bool] = bool  # no
@@ -191,7 +191,7 @@ class SimulatedHost(Host):
         self._go()
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
-        """Let a fault of what it does begin or end."""
+        """Begin or end a fault of the host's behaviour."""
         match fault.kind:
             case "slow":
                 self.pass_s = PASS_S * (fault.strength if begins else 1.0)
@@ -209,49 +209,49 @@ class SimulatedHost(Host):
             self.problems.append(f"{self.settings.name} keeps a session that it said is over")
 
 
-Pair = tuple[str, str]  # addresses: one host, and the one after it
+Pair = tuple[str, str]  # addresses of a host and the next one
 
 
 @dataclass(eq=False)
 class Try:
-    """One try of a request, on the hosts of one path."""
+    """One try of a request on the hosts of one path."""
 
     session: Session
     client: str
     router: str
     path: tuple[str, ...]
-    begun_s: float  # by the world's clock; all others by that of the router
+    begun_s: float  # by the world's clock; all other times by the router's
     begun_at: float
-    heard_s: float = 0.0  # when its last result came
+    heard_s: float = 0.0  # when its last result arrived
     number: int = -1  # of that result
     scores: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by result and batch
-    beyond: int = 0  # results and faults after its end, of steps after that one
-    is_lost: bool = False  # a fault has ended it: what others say of it later, nobody reads
+    beyond: int = 0  # results and faults after its end, from later steps
+    is_lost: bool = False  # ended by a fault; later messages about it are not read
 
 
 class WatchedRing(Ring):
-    """A ring that notes every try, and says what is wrong with one.
+    """A ring that records every try and reports those that break a rule.
 
-    No host is avoided that no fault has hit. A second try at a time is for slow ones, and silent hosts are left only
-    where there is another way. A link that lost work a moment ago is taken only beside another try, or where
-    there is no other way; later it is as good as any. Second tries are few, and prefer slow hosts to failed ones.
+    No host without a fault is avoided. A simultaneous second try is for slow ones, and silent hosts are left only if
+    there is another path. A link that lost work a moment ago is used only alongside another try or without another
+    path; later it counts like any other. Second tries are few, and prefer slow hosts to failed ones.
     """
 
     def __init__(self, place: str, hit: Collection[str], problems: list[str], **how: Any) -> None:  # noqa: ANN401
-        """:param place: the router's name. :param hit: what faults have hit so far. :param problems: is added to."""
+        """:param place: the router's name. :param hit: processes hit by faults so far. :param problems: added to."""
         super().__init__(**how)
         self.place, self.hit, self.problems = place, hit, problems
         self.tries = dict[str, Try]()  # by the session's name on the hosts
         self._lost_until, self._told_until = dict[Pair, float](), dict[Pair, float]()
-        self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session has read of it
-        self._is_silent = False  # the router leaves a host that says nothing
-        self._ended_at = dict[Session, float]()  # its last try
+        self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session reads of it
+        self._is_silent = False  # the router is leaving a silent host
+        self._ended_at = dict[Session, float]()  # end of its last try
         self._results = self._second_tries = 0
-        self._left = dict[Session, HostPath]()  # the path of silent hosts that a request left without another way
+        self._left = dict[Session, HostPath]()  # paths of silent hosts that requests left without another path
 
     def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
         session: Session | None = getattr(receive, "__self__", None)
-        if session is None:  # of an audit
+        if session is None:  # an audit's
             return super().begin(path, receive)
         self._check(session, path)
 
@@ -305,14 +305,14 @@ class WatchedRing(Ring):
             and not begun_at
             and not others & (targets | tries.blamed)
             and not self._lost_targets(other),
-            "avoids a link that lost work long ago": self.place not in self.hit  # else its clock may have jumped
+            "avoids a link that lost work long ago": self.place not in self.hit  # otherwise its clock may have jumped
             and any(self._told_until.get(pair, 0.0) + MOST_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
         }
         names = " - ".join(link.entry.name for link in path)
         self.problems += [f"{self.place} {what}, on {names}" for what, is_so in wrong.items() if is_so]
 
     def _lost_targets(self, path: HostPath) -> set[str]:
-        """Addresses to which links of a path lost work a moment ago."""
+        """Target addresses of a path's links that lost work a moment ago."""
         addresses = [link.entry.address for link in path]
         pairs = zip(addresses, addresses[1:] + addresses[:1], strict=True)
         return {pair[1] for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()}

@@ -1,4 +1,4 @@
-"""Fault schedules: requests, and faults that befall processes and links, drawn from a seed."""
+"""Fault schedules: requests, and faults of processes and links, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ ROUTER_NAMES = tuple(f"router-{i + 1}" for i in range(ROUTERS))
 CLIENT_NAMES = tuple(f"client-{i + 1}" for i in range(CLIENTS))
 COORDINATOR = "coordinator"
 WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas of each
-BEGIN_S = 2.0  # within which faults begin
+BEGIN_S = 2.0  # faults begin within this time
 MOST_FAULTS = 4
-SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
-SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # of a range's only host; from the loss of one router to that of the other
-GONE_S = 600.0  # so long the other host is lost
-SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes more; from reset to reset; of a clock
-# Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
+SLOW = 50.0, (450.0, 520.0)  # slowdown of a host; range with which a second try begins alongside the first
+SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # slowdown of a range's only host; pause between the losses of both routers
+GONE_S = 600.0  # how long the other host is lost
+SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # a slow link's extra delay; time between resets; jump of a clock
+# Of this many seeds, one deploys a release meanwhile and another is a training: both need files, which are slow.
 DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = DATE_EVERY = MOVE_EVERY = 8
-# In others a stage has one host only, a host lies, a machine has a wrong date, or a host moves to another address.
+# In others a stage has only one host, a host lies, a machine has a wrong date, or a host moves to another address.
 TRAIN_AT, ALONE_AT, LIE_AT, DATE_AT, MOVE_AT = 4, 2, 6, 7, 3
-DRAW_EVERY, DRAW_AT = 16, 13  # of so many one asks for pictures: one without deployments, lies or wrong dates
+DRAW_EVERY, DRAW_AT = 16, 13  # of this many seeds, one draws pictures, without deployments, lies or wrong dates
 AHEAD_S = {"day": 86_400.0, "month": 31 * 86_400.0}
 
 
 @dataclass(frozen=True)
 class FaultKind:
-    """A kind of fault: its lengths, how often it comes, and what it may cost."""
+    """A kind of fault: its durations, frequency and possible cost."""
 
-    least_s: float  # it lasts
+    least_s: float  # shortest and longest duration
     most_s: float
-    weight: int  # how often it comes beside the others
-    delay_s: float  # that it may cost a request, at most: until it is noticed, and the work was done elsewhere
+    weight: int  # relative frequency
+    delay_s: float  # most time that it may cost a request, until it is noticed and the work done elsewhere
 
 
 KINDS = {
-    "kill": FaultKind(0.3, 6.0, 4, 0.6),  # a process, and another in its place
+    "kill": FaultKind(0.3, 6.0, 4, 0.6),  # a process, replaced by another
     "replace": FaultKind(0.3, 6.0, 1, 0.6),  # the same, with an empty disk
-    "freeze": FaultKind(0.3, 8.0, 3, 1.6),  # it runs nothing, and its connections stay
-    "cut": FaultKind(0.2, 20.0, 3, 1.6),  # a link, both ways
+    "freeze": FaultKind(0.3, 8.0, 3, 1.6),  # a process runs nothing, and its connections stay open
+    "cut": FaultKind(0.2, 20.0, 3, 1.6),  # a link, in both directions
     "one-way": FaultKind(0.2, 20.0, 2, 1.6),
     "reset": FaultKind(0.0, 0.0, 3, 0.6),  # every connection between two machines
-    "half-open": FaultKind(0.5, 8.0, 2, 0.6),  # the same, and the side that was dialled hears of it at the end
+    "half-open": FaultKind(0.5, 8.0, 2, 0.6),  # the same, but the accepting side notices only at the end
     "flap": FaultKind(1.0, 5.0, 2, 6.0),  # reset after reset
-    "slow": FaultKind(0.5, 6.0, 2, 6.0),  # a host's arithmetic
+    "slow": FaultKind(0.5, 6.0, 2, 6.0),  # a host's computation
     "slow-link": FaultKind(0.5, 6.0, 1, 6.0),
     "full": FaultKind(0.5, 6.0, 2, 0.6),  # a host has no memory for sessions
-    "broken": FaultKind(0.5, 6.0, 1, 0.6),  # all that a host computes fails
+    "broken": FaultKind(0.5, 6.0, 1, 0.6),  # every computation of a host fails
     "echo": FaultKind(0.5, 6.0, 1, 0.0),  # a host sends every result twice
-    "jump": FaultKind(0.0, 0.0, 2, 6.0),  # the clock of a machine, ahead
-    "untrusted": FaultKind(0.3, 6.0, 2, 0.6),  # nobody takes a machine's certificate, and all connections end
-    "token": FaultKind(0.3, 6.0, 2, 1.6),  # a host takes nobody's token
-    "lie": FaultKind(0.5, 6.0, 0, 10.0),  # a host has other numbers than it should, or a worker another update
-    "no-room": FaultKind(0.3, 6.0, 0, 0.0),  # a disk takes nothing
-    "power": FaultKind(0.3, 6.0, 0, 0.6),  # as kill, and the disk has what was synced
-    "torn": FaultKind(0.3, 6.0, 0, 0.6),  # as power, in the middle of a write: a part of it is there
+    "jump": FaultKind(0.0, 0.0, 2, 6.0),  # a machine's clock jumps ahead
+    "untrusted": FaultKind(0.3, 6.0, 2, 0.6),  # a machine's certificate is rejected, and all connections end
+    "token": FaultKind(0.3, 6.0, 2, 1.6),  # a host rejects every token
+    "lie": FaultKind(0.5, 6.0, 0, 10.0),  # a host returns wrong numbers, or a worker a wrong update
+    "no-room": FaultKind(0.3, 6.0, 0, 0.0),  # a disk is full
+    "power": FaultKind(0.3, 6.0, 0, 0.6),  # like kill, and the disk keeps only synced data
+    "torn": FaultKind(0.3, 6.0, 0, 0.6),  # like power, in the middle of a write, of which part remains
     "day": FaultKind(0.3, 6.0, 0, 0.0),  # a machine's date is a day ahead
-    "month": FaultKind(0.3, 6.0, 0, 0.6),  # and a month: no certificate is valid, and connections that there are stay
-    "move": FaultKind(0.3, 6.0, 0, 0.6),  # the topology lacks a host, and then has it at another address
-    "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
+    "month": FaultKind(0.3, 6.0, 0, 0.6),  # or a month: no certificate is valid, and open connections stay
+    "move": FaultKind(0.3, 6.0, 0, 0.6),  # the topology drops a host, then has it at another address
+    "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client leaves before it has its texts
     "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
 }
 SILENT_KINDS = ("freeze", "cut", "one-way")
@@ -71,26 +71,26 @@ TRAINING_KINDS = sorted(
     KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "day", "month", "move", "leave", "hurry"}
 )
 OF_COORDINATOR = ("token", "no-room", "power", "torn")
-WRITES = 6.0  # until one is torn
-# A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
+WRITES = 6.0  # most writes until one is torn
+# Clients leave a silent router once gRPC's keepalive notices, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
-UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt has failed, where no second try overtakes it
-UNHEARD_S = 2.4  # until a router leaves a host that it does not hear, where none does
-DEPLOYED_S = 4.0, 4.5  # after a deployment begins, it is done
-AGAIN_S = 1.0  # after the end of a fault: what it held up comes, what it ended is begun anew
-KNOWN_S = 6.0  # after its begin: routers go round it
-LATE_S = 2.0, 7.0  # pause before a request that comes while a fault lasts that is known
+UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt fails, if no second try overtakes it
+UNHEARD_S = 2.4  # until a router leaves a silent host, if no second try overtakes it
+DEPLOYED_S = 4.0, 4.5  # after its start, a deployment is done
+AGAIN_S = 1.0  # after the end of a fault: delayed work arrives, and ended work has restarted
+KNOWN_S = 6.0  # after its start: routers avoid it
+LATE_S = 2.0, 7.0  # pause before a request that comes during a known fault
 
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """A fault that is to come. Times are seconds; `at_s` since the first request."""
+    """A planned fault. Times are in seconds; `at_s` counts from the first request."""
 
     kind: str
     targets: tuple[str, ...]  # a process, or both ends of a link, its source first
     at_s: float
     length_s: float
-    strength: float = 0.0  # times that it is slower, seconds, or writes until one is torn
+    strength: float = 0.0  # slowdown factor, seconds, or writes until one is torn
 
     @property
     def end_s(self) -> float:
@@ -101,13 +101,13 @@ class PlannedFault:
         return {name[0] for name in self.targets if name in HOSTS}
 
     def delay_s(self, begin_s: float, end_s: float, others: tuple[PlannedFault, ...], is_spent: bool = False) -> float:
-        """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it.
+        """Time that a request from `begin_s` to `end_s` (since the first one) may have lost by this fault.
 
-        :param others: that may keep its ends from noticing it.
-        :param is_spent: no second try overtakes what is slow."""
+        :param others: faults that may keep its ends from noticing it.
+        :param is_spent: no second try overtakes slow work."""
         beside = [each for each in others if each is not self and {*each.targets} & {*self.targets}]
         seen_s = max([self.at_s, *(each.end_s for each in beside if each.at_s < begin_s)])
-        if self.at_s > end_s or (self.end_s + AGAIN_S < begin_s and self.kind != "lie"):  # hosts keep what passed it
+        if self.at_s > end_s or (self.end_s + AGAIN_S < begin_s and self.kind != "lie"):  # hosts cache lies
             return 0.0
         delay_s = KINDS[self.kind].delay_s
         if self.kind in SILENT_KINDS and not self.stages:
@@ -115,10 +115,10 @@ class PlannedFault:
         elif self.kind in SILENT_KINDS:
             if seen_s + KNOWN_S < begin_s and end_s < self.end_s:
                 return 0.0
-            is_only = any(each is not self and each.stages & self.stages for each in others)  # nobody leaves it
+            is_only = any(each is not self and each.stages & self.stages for each in others)  # no router leaves it
             spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else UNHEARD_S
             taught = [each for each in others if each.kind in SILENT_KINDS and each.at_s < min(begin_s, self.at_s)]
-            delay_s = spent_s if is_spent or is_only or taught else delay_s  # routers wait longer since
+            delay_s = spent_s if is_spent or is_only or taught else delay_s  # routers wait longer from then on
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class PlannedFault:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: one of the texts that are known, and the pause before it."""
+    """A request: one of the known texts, and the pause before it."""
 
     case: int
     pause_s: float
@@ -136,25 +136,25 @@ class Asked:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that a seed decides."""
+    """Everything that a seed determines."""
 
     seed: int
-    requests: tuple[tuple[Asked, ...], ...]  # of each client
-    routers: tuple[tuple[str, ...], ...]  # that each client knows
+    requests: tuple[tuple[Asked, ...], ...]  # per client
+    routers: tuple[tuple[str, ...], ...]  # known to each client
     faults: tuple[PlannedFault, ...]
-    deploy_at_s: float | None = None  # when the other release is deployed, if it is
-    trains: bool = False  # it is a training, and no requests come
-    draws: bool = False  # its requests are for pictures, and a case is one of those
-    second_tries: float = HEDGES  # that each router may make
+    deploy_at_s: float | None = None  # when to deploy the other release, if at all
+    trains: bool = False  # a training, without requests
+    draws: bool = False  # its requests are for pictures, and a case is a picture
+    second_tries: float = HEDGES  # allowed for each router
 
 
 def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
-    """The schedule of a seed. :param cases: texts to choose from. :param is_scripted: of requests alone, no files.
+    """The schedule of a seed. :param cases: texts to choose from. :param is_scripted: only requests, without files.
 
-    One host of each stage, one router and what links them are spared all but resets and slowness: there is a way
-    through at any time, so no request may be lost. A client that knows one router knows that one. Routers prefer the
-    first of equal hosts, so that is mostly not the one that is spared. Where a stage has one host, it only stands
-    still, for less time than requests wait.
+    One host of each stage, one router and the links between them get only resets and slowness: there is a path at any
+    time, so no request may be lost. A client that knows only one router knows this one. Routers prefer the first of
+    equal hosts, which is mostly not the spared one. If a stage has only one host, it only freezes, for less time than
+    requests wait.
     """
     chance = random.Random(seed)
     if seed % TRAIN_EVERY == TRAIN_AT and not is_scripted:
@@ -167,7 +167,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     links = [(router, host) for router in ROUTER_NAMES for host in HOSTS]
     links += [(client, router) for client in CLIENT_NAMES for router in ROUTER_NAMES] * 2
     links += [(one, other) for one in HOSTS for other in HOSTS if one[0] + other[0] in ("ab", "bc", "ca")]
-    links += [*zip(hosts, hosts[1:] + hosts[:1], strict=True)] * 3  # the way that most requests take
+    links += [*zip(hosts, hosts[1:] + hosts[:1], strict=True)] * 3  # the path of most requests
     safe = spared | {spared_router, *CLIENT_NAMES}
     able = [ends for ends in links if not set(ends) <= safe]
     deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 and not is_scripted else None
@@ -184,7 +184,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         else:
             faults.append(PlannedFault("freeze", (only,), at_s, chance.uniform(0.5, 3.0)))
     count = int(not is_parted) if is_alone else chance.randint(1, MOST_FAULTS)
-    if seed % LIE_EVERY == LIE_AT and not is_scripted:  # an audit finds nothing where other hosts fail it
+    if seed % LIE_EVERY == LIE_AT and not is_scripted:  # an audit finds nothing if other hosts fail it
         kind, count = "lie", 0
         length_s = chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
         faults.append(PlannedFault(kind, (chance.choice(hosts),), chance.uniform(0, BEGIN_S), length_s))
@@ -204,7 +204,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     }
     for _ in range(count):
         (kind,) = chance.choices(list(kinds), list(kinds.values()))
-        if kind == "broken":  # one in a schedule: a request has three tries where hosts say what no host may
+        if kind == "broken":  # one per schedule: a request has three tries when hosts report what no host may
             del kinds[kind]
         targets = chance.choice(targets_of.get(kind, any_client))
         strength = {"slow-link": SLOW_LINK_S, "jump": chance.uniform(*JUMP_S)}.get(kind, 0.0)
@@ -212,7 +212,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
             strength = chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
         elif kind == "torn":
             strength = chance.uniform(0, WRITES)
-        if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
+        if kind != "half-open" and chance.random() < 0.5:  # choose the direction of the link to cut
             targets = targets[::-1]
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
         if deploy_at_s is not None and kind == "replace":
@@ -239,7 +239,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
 
 
 def _training(seed: int, chance: random.Random) -> Schedule:
-    """Faults of a training: of any process, and of what links workers to their coordinator."""
+    """Faults of a training: of any process, and of the links between workers and their coordinator."""
     faults = []
     for kind in chance.choices(TRAINING_KINDS, k=chance.randint(1, MOST_FAULTS)):
         targets: tuple[str, ...] = (chance.choice(WORKERS), COORDINATOR)[:: chance.choice((1, -1))]

@@ -1,4 +1,4 @@
-"""`bench chaos --simulate`: many schedules one after the other, what they found, and the fewest faults that find it."""
+"""`bench chaos --simulate`: runs many schedules, reports failures, and shrinks one to the fewest faults."""
 
 import asyncio
 import gc
@@ -42,21 +42,21 @@ from serving.router.topology import HostEntry, Topology
 from stages.progress import aligned, counted
 from stages.wire import channel
 
-DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
-AFTER = Asked(0, 0.0), Asked(8, 0.0)  # of each router, once all is well again
-Answers = Sequence[Sequence[RequestOutcome]]  # of each case, by each release
+DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time on a real disk
+AFTER = Asked(0, 0.0), Asked(8, 0.0)  # sent to each router once all faults are over
+Answers = Sequence[Sequence[RequestOutcome]]  # per case, per release
 SAY_EVERY = 1000  # schedules
 FATES = "right", "left", "hurried", "refused", "between releases"
 BAD_FATES = "lost", "wrong", "late", "slow", "moved"
 LATE_S = 0.5
-BUSY_S = 0.3  # that requests of the other client take
-MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
-# Two faults may leave a router without a way, or hit two tries at once: a hop's time-out passes then.
-NO_WAY_S, BACK_S = 6.0, 2.5  # after the end of a fault routers dial again: gRPC waits up to 2 s between
+BUSY_S = 0.3  # time of the other client's requests
+MOST_MOVES = 2  # caused by one fault, including moves to hosts that it has hit
+# Two faults may leave a router without a path, or hit two tries at once: then a hop's timeout passes.
+NO_WAY_S, BACK_S = 6.0, 2.5  # BACK_S: after a fault routers dial again, and gRPC waits up to 2 s in between
 
 
 class Weights:
-    """Two releases with the outcome of every case, and a training."""
+    """Two releases with the outcome of every case, and a training run."""
 
     def __init__(self, directory: Path) -> None:
         """:param directory: for their files."""
@@ -76,11 +76,11 @@ class Weights:
     def run(self, schedule: Schedule, is_second: bool = False) -> ScheduleRun:
         """Run a schedule from its start to its end, in virtual time. Deterministic.
 
-        :param is_second: the second of the releases is served, not the first."""
+        :param is_second: serve the second release instead of the first."""
         with ExitStack() as stack:
-            gc.disable()  # a tenth of the time; and it may not come between, where the same seed is to give the same
+            gc.disable()  # saves a tenth of the time; and a collection in between would make runs of one seed differ
             stack.callback(gc.enable)
-            connect = stack.enter_context(patch.object(channel, "connect"))  # also for what is cleaned up at the end
+            connect = stack.enter_context(patch.object(channel, "connect"))  # also for the cleanup at the end
             said, loop = stack.enter_context(quiet()), stack.enter_context(virtual_time())
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
             world: World | TrainingWorld
@@ -103,7 +103,7 @@ class Weights:
 
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:
-        """The outcome of each case by each release without faults, one request after the other."""
+        """The outcome of each case with each release, without faults, one request after the other."""
         requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
         plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
         draws = replace(plain, requests=(requests[0][: len(DRAWINGS)],), draws=True)
@@ -116,7 +116,7 @@ class Weights:
 
 @dataclass
 class Found:
-    """The count of what schedules did, and the first that fails."""
+    """Counts over schedules, and the first one that fails."""
 
     first_seed: int
     schedules: int = 0
@@ -143,20 +143,20 @@ class Found:
 
 
 def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule: Schedule) -> str:
-    """right; what no request may be (wrong, late, lost; slow or moved beyond what faults explain); what its
-    client asked for (left, hurried); refused, where full hosts, a broken one without another, or both routers were in
-    its way; or between releases: its router is lost and the others have switched. Then its client has to ask again.
+    """right; a failure (wrong, late, lost; slow or moved beyond what faults explain); the client's own doing (left,
+    hurried); refused, because of full hosts, a broken one without an alternative, or both routers; or between releases:
+    its router is lost and the others have switched, so its client has to ask again.
 
-    :param answers: the same request's without faults, of each release that it may have got."""
+    :param answers: the same request's answers without faults, from each release that may have served it."""
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
     begun = [each for each in answers if each.text.startswith(outcome.text)]
     lies = [fault for fault in schedule.faults if fault.kind == "lie"]
     if "bytes a day" in outcome.said or (outcome.status == "DATA_LOSS" and lies):
-        return "refused"  # its client knows that the text is wrong
+        return "refused"  # the client knows that the text is wrong
     if not begun or (is_whole and outcome.text != begun[0].text) or not outcome.previews <= begun[0].previews:
         return "wrong"
     answer = begun[0]
-    if is_whole and not (outcome.told >= answer.told if lies else outcome.told == answer.told):  # liars told more
+    if is_whole and not (outcome.told >= answer.told if lies else outcome.told == answer.told):  # liars may add some
         return "wrong"
     if took_s > outcome.patience_s + LATE_S:
         return "late"
@@ -172,7 +172,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     if not is_whole:
         hurried = outcome.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE") and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
-    # a router looks for a way until a hop's time-out, and its client asks the other one
+    # a router searches for a path until a hop's timeout, and its client tries the other one
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
     flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
     if outcome.replays > MOST_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
@@ -181,16 +181,16 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}
     has_no_way |= any({f"{stage}-{i + 1}" for i in range(REPLICAS)} <= gone for stage in STAGES)
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
-    anew = [fault for fault in met if schedule.draws or not fault.stages]  # as another router does, and all pictures
+    anew = [fault for fault in met if schedule.draws or not fault.stages]  # pictures, and another router, start over
     delay_s += answer.took_s * len(anew)
-    drafts = outcome.mode == "ar-speculative"  # as long as it pays, by what drafts took before
+    drafts = outcome.mode == "ar-speculative"  # while it pays, judged by earlier drafts
     delay_s += KINDS["lie"].delay_s * len(lies)  # audits
     usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
     return "slow" if took_s > usual_s + BUSY_S + delay_s else "right"
 
 
 def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault, float]:
-    """The faults that a request may have met where it was, and the seconds that each may have cost it."""
+    """The faults that a request may have met on its machines, and the seconds that each may have cost."""
     end_s = outcome.begun_s + outcome.took_s
     there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
     is_spent = schedule.second_tries < HEDGES
@@ -199,7 +199,7 @@ def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault,
 
 
 def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:
-    """A sentence for whatever no schedule may lead to."""
+    """A sentence for everything that no schedule may cause."""
     told, is_deployed = list(run.problems), schedule.deploy_at_s is not None
     well = replace(schedule, faults=())
     judged = [(each, answers[each.case][: 1 + is_deployed], schedule, "") for each in run.outcomes]
@@ -234,14 +234,14 @@ async def _run(world: World, schedule: Schedule) -> ScheduleRun:
         left += world.changed_by_failure(states)
     if failure is not None and (again := await world.deploy(0.0)):
         left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
-    world.network.states |= {("day", name) for name in ROUTER_NAMES}  # which has bytes again
+    world.network.states |= {("day", name) for name in ROUTER_NAMES}  # a new day, with a new quota of bytes
     after = [await world.client(f"after-{at}", [at], [it]) for at, it in zip(ROUTER_NAMES, AFTER, strict=True)]
     outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
     return ScheduleRun(outcomes, later, failure, left, world.network.events)
 
 
 def fewest(model: Weights, schedule: Schedule) -> Schedule:
-    """The same schedule without the faults that its trouble does not need."""
+    """The same schedule without the faults that are not needed for its trouble."""
     for fault in schedule.faults:
         less = replace(schedule, faults=tuple(each for each in schedule.faults if each is not fault))
         if trouble_of(less, model.run(less), model.answers):
@@ -256,14 +256,14 @@ def search(
     model: Weights | None = None,
     command: str = "onesweep bench chaos --simulate",
 ) -> BenchReport:
-    """Run the schedules of a seed and of those after it, until one fails; that one is shrunk.
+    """Run the schedules of a seed and the following ones until one fails, and shrink that one.
 
-    :param model: the real code with a tiny model, where nothing else is given that does as much.
-    :param command: that shows a failure again."""
+    :param model: the real code with a tiny model, unless a replacement is given.
+    :param command: the command that reproduces a failure."""
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder, quiet():
         model = model or Weights(Path(folder))
-        gc.freeze()  # what stays need not be looked at after each schedule
+        gc.freeze()  # lasting objects need no check after each schedule
         answers, begin_s = model.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
             run = model.run(schedule := model.schedule(seed))
@@ -279,7 +279,7 @@ def search(
 
 
 def report(found: Found, seconds: float, command: str) -> BenchReport:
-    """:param seconds: of one processor."""
+    """:param seconds: of processor time."""
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
     lines = [

@@ -1,4 +1,4 @@
-"""The server's side of gRPC's aio interface over a `MemoryNetwork`, for the servicers that real servers have."""
+"""The server side of gRPC's aio interface over a `MemoryNetwork`, for the real servers' servicers."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from stages.wire.status import kind_of
 if TYPE_CHECKING:
     from loadtest.simulation.calls import MemoryCall
 
-# Bytes of one direction of a call that its reader has not taken: beyond them the writer waits (HTTP/2's windows, and
-# what gRPC and the kernels keep beside them).
+# Unread bytes of one direction of a call beyond which the writer waits (HTTP/2's windows, and the buffers of gRPC and
+# the kernels).
 WINDOW_BYTES = 256 << 10
-NOBODY = asyncio.Event()  # waits for one: nearly all calls end before anybody has to
+NOBODY = asyncio.Event()  # used until a reader has to wait: nearly all calls end before
 
 Pairs = Sequence[tuple[str, Any]]
 
 
 class Stream:
-    """One direction of a call, as its reader has it: messages that came, and the end."""
+    """One direction of a call on the reader's side: messages received, and the end."""
 
     def __init__(self) -> None:
         self._messages, self._came, self._unsaid = deque[bytes | None](), NOBODY, 0
 
     def put(self, data: bytes | None = None) -> None:
-        """A message, or the end."""
+        """Add a message or the end."""
         self._messages.append(data)
         self._came.set()
 
     async def get(self, taken: Callable[[int], object]) -> bytes | None:
         """The next message; None after the last.
 
-        :param taken: tells the writer of bytes that were read."""
+        :param taken: tells the writer of bytes read."""
         while not self._messages:
             self._came = asyncio.Event()
             await self._came.wait()
-        if (data := self._messages[0]) is None:  # it stays the end
+        if (data := self._messages[0]) is None:  # the end stays
             return None
         self._messages.popleft()
         self._unsaid += len(data)
@@ -56,7 +56,7 @@ class Stream:
 
 
 class FlowWindow:
-    """One direction of a call, as its writer has it."""
+    """One direction of a call on the writer's side."""
 
     def __init__(self) -> None:
         self._left, self._opened = WINDOW_BYTES, NOBODY
@@ -74,10 +74,10 @@ class FlowWindow:
 
 
 class ServedCall:
-    """A call, as its server has it: what `grpc.aio.ServicerContext` is."""
+    """A call on the server's side, with the interface of `grpc.aio.ServicerContext`."""
 
     def __init__(self, connection: Connection, call: MemoryCall, left_s: float | None) -> None:
-        """:param left_s: until the client's deadline, as it said when the call left."""
+        """:param left_s: time to the client's deadline when the call left."""
         self._connection, self._call, self._left_s = connection, call, left_s
         self.window, self.requests = FlowWindow(), Stream()
         self._task: asyncio.Task[None] | None = None
@@ -85,12 +85,12 @@ class ServedCall:
         self._due_at: float | None = None
         self._initial: Pairs = ()
         self._trailing: Pairs = ()
-        self._one: bytes | None = None  # the only answer: it travels with the status, as in gRPC
+        self._one: bytes | None = None  # a single answer, which travels with the status, as in gRPC
         self._status: tuple[StatusCode, str] | None = None
         self._callbacks: list[Callable[[Any], object]] = []
 
     def start(self, data: bytes | None) -> None:
-        """The call has come. :param data: its request; None where they stream."""
+        """Start the arrived call. :param data: its request; None for a stream of requests."""
         self._connection.served[self] = None
         loop = self._connection.network.loop
         if self._left_s is not None:
@@ -99,7 +99,7 @@ class ServedCall:
         self._task = loop.create_task(self._serve(data))
 
     def cancel(self) -> None:
-        """The client has gone, or its deadline has passed."""
+        """Cancel, because the client has left or its deadline has passed."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
 
@@ -143,7 +143,7 @@ class ServedCall:
             await answers
 
     async def _each(self, first: bytes | None) -> AsyncIterator[Any]:
-        """:param first: the only one, where the handler takes one request as a stream."""
+        """:param first: the only request, if the handler gets a single request as a stream."""
         if first is not None:
             yield await self._read(first)
             return
@@ -160,7 +160,7 @@ class ServedCall:
     def _say_taken(self, size: int) -> None:
         self._connection.answer(SMALL_BYTES, self._call.window.taken, size)
 
-    # What servicers use.
+    # Used by servicers.
 
     async def write(self, message: Any) -> None:  # noqa: ANN401
         data = self._write(message)
@@ -206,15 +206,15 @@ class MemoryServer:
         self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """They are the same."""
+        """Do nothing: these are the handlers registered before."""
 
     def listen(self, address: str) -> None:
-        """Take calls from now on, on the machine of the process that runs."""
+        """Accept calls from now on, on the running process's machine."""
         self.network.places[address] = here().place
         self.network.servers[address] = here(), self
 
     async def handler(self, path: str, metadata: Pairs) -> Any:  # noqa: ANN401
-        """The handler of a method, as the interceptors make it for its first call: none looks at metadata."""
+        """The handler of a method, made by the interceptors at its first call: none of them reads metadata."""
         if path not in self._made:
             details: Any = SimpleNamespace(method=path, invocation_metadata=metadata)
 

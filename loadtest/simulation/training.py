@@ -1,4 +1,4 @@
-"""A training in virtual time: the real coordinator, ledger and store, and workers whose updates are scripted."""
+"""A training in virtual time: the real coordinator, ledger and store, and workers with scripted updates."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -41,7 +41,7 @@ CODEC: CodecName = "int8"
 ADDRESS = "10.0.2.1:7900"
 ROUNDS, STEP_S, LEASE_S, POLL_S, CALL_S, PAUSE_S = 3, 0.4, 4.0, 2.0, 5.0, 0.3
 BACK_LATER = StatusCode.ABORTED, StatusCode.ALREADY_EXISTS, StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAUTHENTICATED
-PATIENCE_S = 120.0  # in which any run must end: the longest fault takes 20 s
+PATIENCE_S = 120.0  # time limit of a run: the longest fault takes 20 s
 CONFIG = TrainingConfig(
     architecture=Architecture(parts=2, layers=1, width=8, heads=2, context_length=16, code_dim=8, condition_dim=8),
     steps=ROUNDS,
@@ -51,11 +51,11 @@ CONFIG = TrainingConfig(
 
 @dataclass(frozen=True)
 class Training:
-    """A run that is about to begin, read once for all schedules."""
+    """A run before its start, read once for all schedules."""
 
     spec: RunSpec
     corpus: Corpus
-    updates: dict[str, bytes]  # of each part, as they travel
+    updates: dict[str, bytes]  # of each part, encoded
 
     @classmethod
     def made(cls, directory: Path) -> Self:
@@ -70,9 +70,9 @@ class Training:
 
 @dataclass
 class WorkerDisk:
-    """A worker's own files, which outlive its process, and the updates that it knows to be accepted."""
+    """A worker's files, which outlive its process, and the updates that it knows are accepted."""
 
-    done: int = -1  # the last round that it handed in, or that was refused
+    done: int = -1  # the last round that it handed in or that was refused
     pending: rounds_pb2.Submission | None = None
     payload: bytes = field(default=b"", repr=False)
     accepted: set[str] = field(default_factory=set)
@@ -81,7 +81,7 @@ class WorkerDisk:
 
 
 class TrainingWorld(FaultyWorld):
-    """The processes of one schedule: a coordinator, and workers that dial it."""
+    """The processes of one schedule: a coordinator and workers that dial it."""
 
     def __init__(self, loop: VirtualLoop, training: Training, directory: Path) -> None:
         super().__init__(loop)
@@ -96,14 +96,14 @@ class TrainingWorld(FaultyWorld):
         if name == COORDINATOR:
             try:
                 process.context.run(self._start_coordinator, process)
-            except CheckpointError:  # of a full disk: it ends, and is started again
+            except CheckpointError:  # a full disk ends it, and it is restarted
                 self.network.kill(process)
                 self.loop.call_later(PAUSE_S, self.revive, name)
         else:
             process.start(self._work(name, self.disks[name]))
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
-        self.close()  # else it would go on with what it has read
+        self.close()  # else it would continue with its old data
         self.cut_power(self.directory)
 
     def _changed(self, change: Callable[..., T], *what: Any) -> T:  # noqa: ANN401
@@ -114,7 +114,7 @@ class TrainingWorld(FaultyWorld):
             content, more = base.read_bytes(), log.read_bytes()
             try:
                 self.tear()
-            finally:  # to close the database changes both
+            finally:  # closing the database changes both
                 base.write_bytes(content)
                 log.write_bytes(more[: before + int((len(more) - before) * share)])
         return result
@@ -145,7 +145,7 @@ class TrainingWorld(FaultyWorld):
             self.store.database.close()
 
     async def _work(self, name: str, disk: WorkerDisk) -> None:
-        """A worker as `onesweep train work` is one: whatever it hands in has one name in every try."""
+        """A worker like `onesweep train work`: an update has the same name in every try."""
         channel: Any = MemoryChannel(self.network, ADDRESS)
         stub: Any = rounds_pb2_grpc.RoundsServiceStub(with_decode_errors(channel))
         while not disk.ended:
@@ -170,7 +170,7 @@ class TrainingWorld(FaultyWorld):
                 verdict = await self._submit(stub, disk)
                 is_refused = verdict.outcome == rounds_pb2.OUTCOME_REFUSED
                 (disk.refused if is_refused else disk.accepted).add(disk.pending.id)
-                disk.refused -= disk.accepted  # a round that is asked again has the same name
+                disk.refused -= disk.accepted  # a round that is ordered again has the same name
                 disk.done, disk.pending = max(disk.done, disk.pending.round), None
             after = disk.done if disk.done >= 0 else None
             asked = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
@@ -183,7 +183,7 @@ class TrainingWorld(FaultyWorld):
                 await asyncio.sleep(STEP_S)
                 disk.payload = self.training.updates[part]
                 if ("lie", name) in self.network.states:
-                    disk.payload = b"\xff" * len(disk.payload)  # no numbers
+                    disk.payload = b"\xff" * len(disk.payload)  # not valid numbers
                 file = file_of(disk.payload)
                 disk.pending = rounds_pb2.Submission(
                     **called,
@@ -214,7 +214,7 @@ class TrainingWorld(FaultyWorld):
 
 
 async def train(world: TrainingWorld, schedule: Schedule) -> ScheduleRun:
-    """Run a training to its end under the faults of a schedule. Raises TimeoutError where it has none."""
+    """Run a training to its end under a schedule's faults. Raises TimeoutError if it does not end."""
     for name in (COORDINATOR, *WORKERS):
         world.start(name)
     for fault in schedule.faults:

@@ -1,4 +1,4 @@
-"""A deployment in virtual time: the real hosts, routers and clients on a network in memory, and a schedule in it."""
+"""A deployment in virtual time: real hosts, routers and clients on a network in memory, under a schedule."""
 
 import asyncio
 import math
@@ -42,21 +42,21 @@ from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
 from stages.wire.tokens import Key, Keyring
 
-# Seldom enough to be cheap: each message on an idle link is real work for the machine that simulates it.
+# Rare enough to be cheap: each message on an idle link is real work for the simulating machine.
 KEEP_WARM_S = 0.5
 PATIENCE_S, HURRY_S, LEAVE_S = 60.0, 0.2, 0.15
-READY_S, SETTLE_S = 30.0, 2.0  # a lease is longer: no session may be left to it
+READY_S, SETTLE_S = 30.0, 2.0  # shorter than a lease, since no session may be left to expire
 MODES = ("sweep", "chunked", "ar", "ar-speculative", "resample")
 PROMPTS = ("The sea was calm. ", "Nobody saw it again, ", "A ship, ", "It was late in the year, and cold. " * 6)
-# Few steps, and several sweeps a text: most of the time of a schedule is arithmetic.
+# Few steps, and several sweeps per text: most of a schedule's time is computation.
 SETTINGS: dict[str, dict[str, Any]] = {
     "sweep": {"steps": 1},
     "chunked": {"steps": 1, "chunk": 4},
     "resample": {"candidates": 4, "chunk": 4, "codec": "fp32"},
 }
 SECURITY = Security(insecure=True)
-USUAL_S = 0.2  # a result's usual time, as routers know it
-BYTES_PER_DAY = 400  # some requests, where a date is wrong
+USUAL_S = 0.2  # a result's usual time, which routers start with
+BYTES_PER_DAY = 400  # enough for some requests, in schedules with a wrong date
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Case:
 CASES = tuple(
     Case(mode, prompt, 100 + i, 8 + 4 * i, SETTINGS.get(mode, {}))
     for mode in MODES
-    for i, prompt in enumerate(PROMPTS)  # of all modes, each text of another length
+    for i, prompt in enumerate(PROMPTS)  # in all modes, each text with another length
 )
 CASES += tuple(Case("ar", prompt, 200, 8, {"logprobs": 1, "score_prompt": True}) for prompt in PROMPTS[2:])
-# Pictures: the prompt is a class. Of a size that a router has a usual time for.
+# Pictures, with a class as prompt, of a size that a router has a usual time for.
 DRAWINGS = tuple(
     Case(mode, name, 100 + i, 0, {"levels": 4, "pictures": 2, "codec": codec})
     for i, (mode, codec) in enumerate((("chain", "int8"), ("chain", "fp32"), ("steps", "int8"), ("steps", "fp32")))
@@ -87,21 +87,21 @@ PACES = *MODEL_KINDS, "pictures by chain, 2^4", "pictures by steps, 2^4"
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """A request, as its client saw it."""
+    """The outcome of a request on the client's side."""
 
     case: int  # of CASES, and DRAWINGS after them
-    status: str  # OK, LEFT where the client went, or a status of gRPC
+    status: str  # OK, LEFT if the client left, or a gRPC status
     text: bytes  # or pixels
     begun_s: float  # since the first request
     took_s: float
     patience_s: float
-    replays: int  # times that the work was moved to other hosts, or to another router
-    places: frozenset[str] = frozenset()  # machines that may have had a part in it
-    idle: frozenset[str] = frozenset()  # routers, of those that its client knew, that began nothing for it
-    told: frozenset[Any] = frozenset()  # beside the text, what may not differ
+    replays: int  # moves to other hosts or another router
+    places: frozenset[str] = frozenset()  # machines that may have contributed
+    idle: frozenset[str] = frozenset()  # routers known to the client that began nothing for it
+    told: frozenset[Any] = frozenset()  # further results that must not differ
     said: str = ""
     mode: str = ""
-    previews: frozenset[tuple[int | None, bytes]] = frozenset()  # after which block, and its pixels
+    previews: frozenset[tuple[int | None, bytes]] = frozenset()  # (block, pixels)
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class ScheduleRun:
 
     outcomes: list[RequestOutcome]
     after: list[RequestOutcome]  # of requests once all faults are over
-    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
-    problems: list[str]  # what no run may have, beside texts
-    events: int  # a digest of all that was sent
+    deploy: str | None  # why the deployment failed; empty if it did not, None without one
+    problems: list[str]  # failures other than texts
+    events: int  # a digest of everything sent
 
 
 class World(FaultyWorld):
@@ -121,10 +121,10 @@ class World(FaultyWorld):
     def __init__(
         self, loop: VirtualLoop, topology: Topology, releases: Sequence[TinyRelease], schedule: Schedule, disks: Path
     ) -> None:
-        """:param releases: the first one is served. :param disks: where each process keeps some, if one is deployed."""
+        """:param releases: the first is served. :param disks: each process's release store, if one is deployed."""
         super().__init__(loop)
         self.second_tries, self.draws = schedule.second_tries, schedule.draws
-        # Hosts that lie some time: then all answers are audited.
+        # Hosts that lie at some time: with any, all answers are audited.
         self.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
         self.admissions = dict[str, Admission]()
         has_quota = any(fault.kind in AHEAD_S for fault in schedule.faults)
@@ -134,7 +134,7 @@ class World(FaultyWorld):
         self.hosts: dict[str, SimulatedHost] = {}
         self.rings: dict[str, WatchedRing] = {}
         self.all_rings: list[WatchedRing] = []
-        self.whole_tries = list[Try]()  # each the last of a request that has all its text
+        self.whole_tries = list[Try]()  # last tries of requests with complete text
         self.rollouts: dict[str, Rollout] = {}
         self.entries = {entry.name: entry for entry in topology.hosts}
         self.network.places |= {entry.address: entry.name for entry in topology.hosts}
@@ -180,7 +180,7 @@ class World(FaultyWorld):
         self.all_rings.append(ring)
         ring.hedging = Hedging(self.second_tries)
         for kind, what in product(PACES, ("", " candidates", " more candidates")):
-            ring.hedging.record(kind + what, USUAL_S)  # it has served: one that knows no usual time waits longer
+            ring.hedging.record(kind + what, USUAL_S)  # as if it had served: with no usual time it waits longer
         store = self._store(name)
         active = first_release(ring, store, self.first.directory) if store and store.in_use else None
         active = active or ActiveRelease.over(RingView(ring), self.first.router)
@@ -196,7 +196,7 @@ class World(FaultyWorld):
         process.start(rollout.keep_up_to_date())
 
     def _store(self, name: str) -> ReleaseStore | None:
-        """The releases on a process's disk; the process before it is gone."""
+        """The releases on a process's disk; its previous process is gone."""
         if self.stores is None:
             return None
         if name in self.open_stores:
@@ -211,13 +211,13 @@ class World(FaultyWorld):
             store.close()
 
     async def whole(self) -> None:
-        """Return once every router reaches every host, and those each other. Raises TimeoutError."""
+        """Wait until every router reaches every host, and hosts reach each other. Raises TimeoutError."""
         async with asyncio.timeout(READY_S):
             while not all(map(self._is_whole, self.rings)):
                 await asyncio.sleep(RETRY_S)
 
     def _is_whole(self, name: str) -> bool:
-        """True where a router reaches every host, each has what it serves, and its disk says that it serves it."""
+        """True if a router reaches every host, each holds the served release, and the router's disk records it."""
         links, current, store = self.rings[name].links, self.rollouts[name].current, self.open_stores.get(name)
         links = [link for link in links if not link.quarantined]
         if not links or any(link.problem or current.view.weights not in link.held for link in links):
@@ -227,13 +227,13 @@ class World(FaultyWorld):
         return store is None or not store.in_use or store.in_use[-1] == current.release
 
     def _held_on(self) -> None:
-        """Note where a router has a host load a release, and its disk does not say yet which one it serves."""
+        """Record moments when a router has a host load a release before its disk says which one it serves."""
         store = self.open_stores.get(CALLER.get())  # none: the router lost its power since
         if store is not None and not store.in_use:
             self.loop.problems.append(f"{CALLER.get()} would not know what it served, if it started anew")
 
     def release_states(self) -> dict[str, tuple[Any, ...]]:
-        """Releases that each process serves, and has on its disk."""
+        """Releases that each process serves and has on disk."""
         new, states = self.releases[-1].contents.name, dict[str, tuple[Any, ...]]()
         for name, store in self.open_stores.items():
             held: tuple[Any, ...] = tuple(r.name for r in self.hosts[name].releases.all) if name in self.hosts else ()
@@ -244,15 +244,15 @@ class World(FaultyWorld):
         return states
 
     def changed_by_failure(self, before: dict[str, tuple[Any, ...]]) -> list[str]:
-        """Traces of a deployment that failed, on processes that no fault has hit."""
+        """Traces of a failed deployment on processes without a fault."""
         after = self.release_states()
-        # nobody tidies up after a router that is lost: what it had hosts load stays until the next deployment
+        # nothing cleans up after a lost router: releases that it made hosts load stay until the next deployment
         sound = before.keys() - self.hit if self.hit.isdisjoint(ROUTER_NAMES) else set(ROUTER_NAMES) - self.hit
         changed = [name for name in before if name in sound and before[name] != after[name]]
         return [f"{name} was {before[name]}, and after a deployment failed {after[name]}" for name in changed]
 
     async def settled(self) -> list[str]:
-        """Wait until no session is open; what is left after a while is a problem each."""
+        """Wait until no session is open; each one left after a while is a problem."""
         due_s = self.loop.now_s + SETTLE_S
         while self.loop.now_s < due_s and any(host.sessions.sessions for host in self.hosts.values()):
             await asyncio.sleep(RETRY_S)
@@ -275,7 +275,7 @@ class World(FaultyWorld):
             shutil.rmtree(store.directory) if fault.kind == "replace" else self.cut_power(store.directory)
 
     def _move(self, name: str, is_back: bool) -> None:
-        """Have the topology lack a host, or have it at another address: each process reads that within a second."""
+        """Drop a host from the topology, or give it another address: each process reads that within a second."""
         if is_back:
             self.network.kill(self.processes[name])
             address = f"10.0.3.{HOSTS.index(name) + 1}:7701"
@@ -290,9 +290,9 @@ class World(FaultyWorld):
             process.call_at(self.loop.now_s + process.ahead_s % 1000 / 1000, call)
 
     async def deploy(self, after_s: float | None) -> str | None:
-        """Have all routers exchange the release that they serve for the other; why that failed, or nothing.
+        """Switch all routers to the other release; returns why that failed, or an empty text.
 
-        :param after_s: seconds from now; None: not at all."""
+        :param after_s: seconds from now; None: no deployment."""
         if after_s is None:
             return None
         await asyncio.sleep(after_s)
@@ -306,7 +306,7 @@ class World(FaultyWorld):
         return ""
 
     async def client(self, name: str, routers: Sequence[str], requests: Sequence[Asked]) -> list[RequestOutcome]:
-        """A client's requests, one after the other."""
+        """Make a client's requests, one after the other."""
         process = self.new_process(name)
         addresses = ",".join(self.addresses[router] for router in routers)
         client = process.context.run(partial(AsyncClient, addresses, token="", insecure=True))
@@ -342,7 +342,7 @@ class World(FaultyWorld):
                         told += [item.prompt_tokens, item.output_tokens, item.effective_samples, item.divergence_bits]
                     elif isinstance(item, bytes):
                         text += item
-                    elif isinstance(item, list):  # of a prompt the first token has no probability
+                    elif isinstance(item, list):  # a prompt's first token has no probability
                         told += [(each.text, each.logprob) for each in item if not math.isnan(each.logprob)]
         except asyncio.CancelledError:
             status = "LEFT"
@@ -361,7 +361,7 @@ class World(FaultyWorld):
 def traces_of(
     rings: Sequence[WatchedRing], client: str, routers: Sequence[str], begin_s: float, answered: str
 ) -> tuple[list[Try], frozenset[str], frozenset[str]]:
-    """A request's tries at the router that answered, machines that may have had a part in it, and those of its routers
+    """A request's tries at the router that answered, the machines that may have contributed, and those of its routers
     that began no try."""
     tries = [each for ring in rings for each in ring.tries.values()]
     tries = [each for each in tries if each.client == client and each.begun_s >= begin_s]
@@ -371,8 +371,8 @@ def traces_of(
 
 
 def left_over(world: Any) -> list[str]:  # noqa: ANN401
-    """A sentence for each host with a session that was begun after the host was, and for each request that has all its
-    text and whose hosts wrote more. An older session came late, from a link that was cut: it ends with its lease."""
+    """A sentence for each host with a session newer than the host, and for each request with complete text whose hosts
+    generated more. An older session arrived late over a cut link, and ends with its lease."""
     begun_s = {name: each.begun_s for ring in world.all_rings for name, each in ring.tries.items()}
     held = [(name, each) for name, host in world.hosts.items() for each in host.sessions.sessions]
     left = {name for name, each in held if begun_s.get(each, math.inf) > world.processes[name].begun_s}

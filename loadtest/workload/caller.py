@@ -1,6 +1,6 @@
-"""A client process beside the router: calls come in as lines of JSON, answers go out.
+"""A client process next to the router, which reads calls as lines of JSON and writes answers.
 
-A lab's addresses exist in its namespaces only, so a benchmark cannot call the router from its own process. The process
+A lab's addresses exist only in its namespaces, so a benchmark cannot call the router from its own process. The process
 is `python -m loadtest.workload.caller`: its first line is an `Access`, each further line a number and a call, or `null`
 for the router's status; a line with the number and the answer comes back. `Caller` is the parent's end of it.
 """
@@ -28,10 +28,10 @@ from stages.wire.channel import check_target
 from stages.wire.secret_files import add_client_options
 from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 
-# -P: not what lies in the working directory
+# -P: import nothing from the working directory
 COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
 MOST_AT_ONCE = 1024
-STOP_S = 5.0  # a call that still runs is not waited for
+STOP_S = 5.0  # how long to wait for running calls
 POLL_S = 0.1
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
 
@@ -46,7 +46,7 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Access:
-    """Address of a router and how to connect to it, as JSON values: other processes receive it."""
+    """A router's address and how to connect to it, as JSON values for other processes."""
 
     router: str
     authority: str = ""  # file with the certificate authority to trust; empty: plain text
@@ -54,7 +54,7 @@ class Access:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self | None:
-        """Read the options of `add_access_options`; None where no router is named. Raises InputError."""
+        """Read the options of `add_access_options`; None if they name no router. Raises InputError."""
         security = security_of(options)
         if options.router is None:
             if security != LOOPBACK_ONLY:
@@ -72,14 +72,14 @@ class RouterState:
     """Status of a router, as JSON values."""
 
     at_s: float  # seconds of the monotonic clock, which all processes share
-    # Why a host, or a link of it, cannot be used, by the host's name; `router` where that does not answer.
+    # Why a host or one of its links cannot be used, by host name; `router` if the router does not answer.
     problems: dict[str, str]
     ready: bool = False
-    modes: list[str] = field(default_factory=list)  # of drawing, where it draws
+    modes: list[str] = field(default_factory=list)  # drawing modes, if it draws
     hosts: int = 0
     context_length: int = 0
     request_limit: int = 0
-    classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
+    classes: list[str] = field(default_factory=list)  # classes that it draws; empty if it generates text
     sessions: int = 0  # open on all hosts
 
     @classmethod
@@ -106,10 +106,10 @@ class RouterState:
 
 
 class Caller(Child):
-    """The parent's end of a caller process. May be used by several threads at once."""
+    """The parent's end of a caller process. Several threads may use it at once."""
 
     def __init__(self, command: list[str], access: Access) -> None:
-        """:param command: COMMAND, placed where it can reach the router."""
+        """:param command: COMMAND, wrapped so that it can reach the router."""
         super().__init__(command, asdict(access))
         self.access = access
         self._numbers, self._lock = itertools.count(), threading.Lock()
@@ -118,7 +118,7 @@ class Caller(Child):
         self._reader.start()
 
     def submit(self, call: dict[str, Any] | None) -> Future[Answer]:
-        """Make a call, or ask for the status. A failure is an answer with `error`; OnesweepError: the process ended."""
+        """Make a call or get the status. A failure is an answer with `error`; OnesweepError: the process ended."""
         number, asked = next(self._numbers), Future[Answer]()
         with self._lock:
             if self._asked is None:
@@ -129,22 +129,22 @@ class Caller(Child):
         return asked
 
     def ask(self, calls: list[dict[str, Any]]) -> list[Answer]:
-        """Make these calls at once and return their answers in order. Raises OnesweepError when the process ended."""
+        """Make these calls at once and return the answers in order. Raises OnesweepError if the process ended."""
         return [asked.result() for asked in [self.submit({"timeout_s": TIMEOUT_S, **call}) for call in calls]]
 
     def state(self) -> RouterState:
-        """The router's status, whatever it is. Raises OnesweepError when the process ended."""
+        """The router's status, whatever it is. Raises OnesweepError if the process ended."""
         return RouterState(**self.submit(None).result())
 
     def facts(self) -> RouterState:
-        """The router's status. Raises ServiceError when it does not answer, or its hosts are not ready."""
+        """The router's status. Raises ServiceError if it does not answer or its hosts are not ready."""
         found = self.state()
         if not found.ready:
             raise ServiceError(f"the router at {self.access.router} is not ready: {'; '.join(found.problems.values())}")
         return found
 
     def answers(self) -> Iterator[str | None]:
-        """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
+        """Yield, again and again, why the router cannot serve: empty when it can, None when it does not answer."""
         while True:
             found = self.state()
             reason = "" if found.ready else "; ".join(found.problems.values()) or "not ready"
@@ -174,7 +174,7 @@ class Caller(Child):
 
 
 def answer(client: Client, call: dict[str, Any]) -> Answer:
-    """Make one call: when its pieces came, seconds of the monotonic clock, and the time to the end of its account."""
+    """Make one call: the times of its pieces on the monotonic clock, in seconds, and the time to its account's end."""
     begin_s, output, arrivals_s = time.monotonic(), b"", list[float]()
     account: dict[str, Any] = {}
     try:
@@ -205,7 +205,7 @@ def answer(client: Client, call: dict[str, Any]) -> Answer:
 
 
 def _pieces(client: Client, call: dict[str, Any]) -> Iterator[bytes | Result | DrawnPictures]:
-    """Pieces of the answer as they come, then its account. Pictures come in one piece."""
+    """Yield pieces of the answer as they come, then its account. Pictures come in one piece."""
     if "classes" not in call:
         yield from client.stream(**call)
         return
@@ -221,7 +221,7 @@ def main() -> None:
     def tell(number: int, call: dict[str, Any] | None) -> None:
         try:
             answered = asdict(RouterState.of(client)) if call is None else answer(client, call)
-        except Exception:  # the parent would wait for this answer for ever
+        except Exception:  # else the parent would wait for this answer for ever
             traceback.print_exc()
             os._exit(1)
         with printing:

@@ -1,4 +1,4 @@
-"""Prompts of the benchmarks, and lengths of what they ask for."""
+"""Prompts of the benchmarks, and the lengths of their outputs."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from stages.errors import InputError
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one kind; requests take them in turn, and begin again after the last."""
+    """Prompts of one kind; requests use them in turn, and start over after the last."""
 
     name: str
     texts: tuple[str, ...]
@@ -22,10 +22,10 @@ BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
 
 @dataclass(frozen=True)
 class Length:
-    """Most bytes or tokens of an output, for a text may end before; of pictures their levels."""
+    """Most bytes or tokens of an output, since a text may end early; for pictures the levels."""
 
     count: int
-    unit: str = BYTES  # a token is a byte where the model reads bytes
+    unit: str = BYTES  # a byte model's tokens are bytes
 
     def __str__(self) -> str:
         return f"{self.count} {self.unit}"
@@ -36,8 +36,8 @@ class Length:
         return self.unit == LEVELS
 
 
-# No opening ends with a blank: the tokens of most models begin with theirs.
-# Openings of what the model has to make up.
+# No opening ends with a space, because most models' tokens begin with theirs.
+# Openings of texts that the model has to invent.
 NOVEL = Prompts(
     "novel",
     (
@@ -68,7 +68,7 @@ NOVEL = Prompts(
     ),
 )
 
-# Texts that are repeated, edited or gone on with: most of what follows stands in the prompt.
+# Texts to repeat, edit or continue: most of the output is in the prompt.
 COPYING = Prompts(
     "copying",
     (
@@ -100,24 +100,24 @@ COPYING = Prompts(
 
 BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
 
-# What the users ask for: a bounded set of prompts and seeds, so that each text can be checked.
+# The users' requests: a bounded set of prompts and seeds, so that each text can be checked.
 
-MIN_PROMPT_BYTES = 8  # less room than this before the output is no load to speak of
+MIN_PROMPT_BYTES = 8  # a shorter prompt is hardly any load
 
 
 @dataclass(frozen=True)
 class SeededPrompt:
-    """A prompt and a seed: with the run's settings, one text."""
+    """A prompt and a seed, which with the run's settings determine one text."""
 
     prompt: str
     seed: int
 
 
 def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_length: int) -> tuple[SeededPrompt, ...]:
-    """`count` cases with seeds of their own and prompts that are cut to what the context leaves.
+    """`count` cases, each with its own seed and a prompt cut to the room that the context leaves.
 
     :param context_length: most bytes of prompt and output together.
-    Raises InputError when there is no room for a prompt.
+    Raises InputError if there is no room for a prompt.
     """
     room = context_length - max_bytes
     if room < MIN_PROMPT_BYTES:

@@ -33,25 +33,25 @@ from stages.wire.channel import parse_address
 from stages.wire.links import KINDS, RELAYED, REVERSED
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
-AS_FOUND = "as found"  # the profile of a deployment that was not started here
+AS_FOUND = "as found"  # the profile of a deployment started elsewhere
 DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
 FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
-INSECURE, ANYBODY = "--insecure", "--anybody"  # a lab's addresses are not loopback, and nobody else can reach them
-# Benchmarks ask the same prompts again and again: a host that had them in memory would not be measured at all.
+INSECURE, ANYBODY = "--insecure", "--anybody"  # a lab's addresses are not loopback, but nothing outside can reach them
+# Benchmarks repeat the same prompts: a host with these in its prefix cache would not be measured at all.
 NO_MEMORY = ("--set", "prefix_mb=0")
-# Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.
+# Prefix of a command on loopback: the process ends with the thread that started it, like everything in a lab.
 MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes to run processes in: those of a lab, or this machine as it is."""
+    """Nodes to run processes in: those of a lab, or just this machine."""
 
     profile: str
     hosts: int
-    first_port: int  # of the node `router`; host i listens on the i-th port after it
+    first_port: int  # port of the node `router`; host i listens on the i-th port after it
     lab: Lab | None = None
-    links: str = ""  # the kind of those between machines that joined; empty: a topology names the hosts
+    links: str = ""  # kind of the links between machines that joined; empty: a topology names the hosts
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -60,11 +60,11 @@ class Network:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that servers and clients need to call each other here."""
+        """Options with which servers and clients can call each other here."""
         return (INSECURE,) if self.lab else ()
 
     def address(self, node: str) -> str:
-        """Address at which the server of a node listens."""
+        """The address of a node's server."""
         host = self.lab.address(node) if self.lab else "127.0.0.1"
         return f"{host}:{self.first_port + self.nodes.index(node)}"
 
@@ -75,7 +75,7 @@ class Network:
         return [*MORTAL, *argv] if shutil.which(MORTAL[0]) else argv
 
     def link(self, source: str, destination: str) -> Link:
-        """The directed link between two nodes, with the way over the router where it relays; loopback takes no time."""
+        """The directed link between two nodes, by way of the router if it relays; loopback takes no time."""
         if self.lab is None:
             return Link()
         if self.links != RELAYED or ROUTER in (source, destination):
@@ -87,19 +87,19 @@ class Network:
 
 @contextlib.contextmanager
 def open_network(profile: str, hosts: int, links: str = "") -> Iterator[Network]:
-    """Nodes for a router and `hosts` hosts, for the length of a `with` block. Raises OnesweepError.
+    """Nodes for a router and `hosts` hosts during a `with` block. Raises OnesweepError.
 
     :param profile: of the links; LOOPBACK needs no lab.
-    :param links: that machines which join find there, in a ring of their order.
+    :param links: kind of links that joining machines find, in a ring in their order.
     """
     if profile == LOOPBACK:
         yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
     found, names, port = profile_named(profile), node_names(hosts)[1:], FIRST_PORT
     if links:
-        # all kinds may be there at once, and this user's records of routers, by address
+        # all kinds may be up at once, and this user's records of routers are keyed by address
         port += 10 * KINDS.index(links)
-        # nobody dials a home; nor the next of a ring, which can dial who comes before it
+        # nothing dials a home, and no host the next one of the ring, which can dial its predecessor
         closed = {there: [here] for here, there in zip(names, (*names[1:], names[0]), strict=True)}
         found = replace(found, gateways=names * (links == RELAYED), closed=closed if links == REVERSED else {})
     with temporary_lab(found, hosts) as lab:
@@ -108,18 +108,18 @@ def open_network(profile: str, hosts: int, links: str = "") -> Iterator[Network]
 
 @dataclass
 class Testbed:
-    """A router under test, its hosts, and the means to start programs beside it."""
+    """A router under test, its hosts, and the means to start programs next to it."""
 
-    __test__ = False  # no test class, whatever pytest makes of its name
+    __test__ = False  # not a test class, whatever pytest thinks of its name
 
     access: Access
     network: Network
-    caller: Caller  # a client process beside the router
-    deployment: Deployment | None = None  # None for a deployment that was found running
+    caller: Caller  # a client process next to the router
+    deployment: Deployment | None = None  # None for a deployment found running
 
 
 def ring_topology(network: Network, checkpoint: Path) -> Topology:
-    """A ring of all hosts of the network in their order. Raises InputError when there are more hosts than blocks."""
+    """A ring of all hosts of the network in order. Raises InputError if there are more hosts than blocks."""
     plain = local_topology(network.hosts, block_count(checkpoint), checkpoint, network.first_port + 1)
     addresses = {host.name: network.address(host.name) for host in plain.hosts}
     hosts = [replace(host, address=addresses[host.name], listen=addresses[host.name]) for host in plain.hosts]
@@ -130,9 +130,9 @@ def ring_topology(network: Network, checkpoint: Path) -> Topology:
 def deployed(
     network: Network, checkpoint: Path, topology: Topology | None = None, *, second: str | None = None
 ) -> Iterator[Testbed]:
-    """A ready deployment in a network, for the length of a `with` block.
+    """A ready deployment in a network during a `with` block.
 
-    :param topology: None = a ring. Host i of it runs in the network's i-th host node, whatever its name is.
+    :param topology: None = a ring. Its host i runs in the network's i-th host node, whatever its name.
 
     Raises OnesweepError with the last log lines of a process that ended.
     """
@@ -156,9 +156,9 @@ def deployed(
 
 @contextlib.contextmanager
 def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
-    """A ready deployment of machines that joined with a ticket, for the length of a `with` block.
+    """A ready deployment of machines that joined with a ticket, during a `with` block.
 
-    Raises OnesweepError where one ends, or finds other links than those of the network."""
+    Raises OnesweepError if one ends, or finds other links than the network's."""
     from stages.wire.link_quality import LinkRecord  # imports torch, which help can do without
 
     lab, nodes, port = network.lab, network.nodes[1:], network.first_port
@@ -176,7 +176,7 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
             stack.callback(process.terminate)
 
         def served(pattern: str) -> str:
-            """Words of the server that match, said before or yet to come."""
+            """Wait for server output that matches, past or future."""
             while True:
                 said = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
                 if found := re.search(pattern, said[ROUTER]):
@@ -188,7 +188,7 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
         at = ["--listen", f"{lab.address(ROUTER)}:{port + 2}", "--port", port, "--http", f"127.0.0.1:{port + 1}"]
         start(ROUTER, "serve", checkpoint, "--wait", len(nodes), *at)
         ticket = served(r"onesweep-[\w-]+")
-        for node in nodes:  # one after the other: that is their order in the ring
+        for node in nodes:  # one after the other, which sets their order in the ring
             start(node, "join", ticket, "--name", node, "--threads", 1)
             served(f"{node} is there")
         served("Ctrl-C stops them")
@@ -204,7 +204,7 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
 
 @dataclass(frozen=True)
 class TestbedSettings:
-    """Choice of the deployment under test."""
+    """Settings that choose the deployment under test."""
 
     __test__ = False
 
@@ -230,12 +230,12 @@ def block_count(checkpoint: Path) -> int:
 
 
 def default_hosts(checkpoint: Path) -> int:
-    """Three, or one for each block where there are fewer."""
+    """Three, or one per block if there are fewer."""
     return min(DEFAULT_HOSTS, block_count(checkpoint))
 
 
 def check_network(profile: str, hosts: int, checkpoint: Path, links: Sequence[str] = ()) -> None:
-    """Raise OnesweepError where so many hosts cannot share the blocks, or a profile's links cannot join them."""
+    """Raise OnesweepError if this many hosts cannot share the blocks, or a profile's links cannot join them."""
     local_topology(hosts, block_count(checkpoint), checkpoint)
     if links and (profile == LOOPBACK or (REVERSED in links and hosts < DEFAULT_HOSTS)):
         raise InputError(f"--links is for {DEFAULT_HOSTS} hosts or more, in a profile with links")
@@ -243,7 +243,7 @@ def check_network(profile: str, hosts: int, checkpoint: Path, links: Sequence[st
 
 
 def check_links(profile: str, hosts: int, may_join: bool = False) -> None:
-    """Raise OnesweepError where a profile's links between so many hosts cannot be emulated here."""
+    """Raise OnesweepError if a profile's links between this many hosts cannot be emulated here."""
     if profile != LOOPBACK:
         (found := profile_named(profile, LOOPBACK)).check_hosts(hosts)
         if (found.gateways or found.closed) and not may_join:
@@ -254,7 +254,7 @@ def check_links(profile: str, hosts: int, may_join: bool = False) -> None:
 
 @contextlib.contextmanager
 def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
-    """The deployment, ready; what was started is stopped at the end. Raises OnesweepError."""
+    """The ready deployment; stops at the end whatever it started. Raises OnesweepError."""
     if settings.access is not None:
         network = Network(AS_FOUND, 0, 0)
         with contextlib.closing(Caller(network.command(ROUTER, COMMAND), settings.access)) as caller:
@@ -266,7 +266,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
 
 
 def check_testbed(settings: TestbedSettings) -> None:
-    """Refuse settings that cannot work before anything is started. Raises OnesweepError."""
+    """Refuse impossible settings before anything is started. Raises OnesweepError."""
     if settings.access is not None:
         if settings != TestbedSettings(access=settings.access):
             raise InputError("--router names a deployment that is there: leave out --hosts, --checkpoint, --profile")

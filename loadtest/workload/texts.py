@@ -1,4 +1,4 @@
-"""Texts beside those of a run: as the deployment writes them alone, and by the model that wrote them."""
+"""Reference texts of a run: as the deployment generates them alone, and under the model that generated them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,14 +36,14 @@ class Texts:
 
     def _text(self, mode: str, case: SeededPrompt) -> bytes:
         call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
-        (answer,) = self.target.caller.ask([call])  # one at a time: batching must not be able to hide a difference
+        (answer,) = self.target.caller.ask([call])  # one at a time, so that batching cannot hide a difference
         if "error" in answer:
             raise (InputError if answer["exit_code"] == InputError.exit_code else ServiceError)(answer["error"])
         return bytes.fromhex(answer["account"]["output_hex"])
 
 
 def served_copy(checkpoint: Path) -> tuple[str, ...]:
-    """The mode that writes by a bundle's copy alone; where there is none, a sentence says so."""
+    """The mode that generates with a bundle's copy alone; prints a sentence if there is none."""
     if holds_copy(checkpoint):
         return (COPY,)
     say(f"{COPY} is left out: {NO_COPY}")
@@ -54,9 +54,9 @@ LOCAL_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees",
 
 
 def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> dict[str, float]:
-    """Distance of `local/` from the model beside it, both in this process, by the next token at each place of texts.
+    """Distance of `local/` from the bundle's model, both in this process, by the next token at each position of texts.
 
-    :param texts: prompts, and what came after each, whose places count.
+    :param texts: prompts, and their continuations, whose positions count.
 
     Returns `kl_nats`, KL(model || local) for a token at temperature 1, and `agreement`, the share of places where both
     find the same token the likeliest; nothing where there are not both, of the same tokens. Raises CheckpointError.
@@ -77,15 +77,15 @@ def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> di
 
 
 class TextNats(NamedTuple):
-    """A text under the model at a temperature: what it needs, and what the model's own texts need at its places."""
+    """A text under the model at a temperature: its nats, and those of the model's own texts at its positions."""
 
     nats: float  # -ln p of its tokens, together
-    entropy: float  # of the model at their places, together, nats
+    entropy: float  # of the model at their positions, summed, nats
     tokens: int
 
 
 def text_nats(checkpoint: Path, texts: Iterable[tuple[bytes, bytes, float]]) -> list[TextNats]:
-    """Prompts, what came after each, and the temperature, by the model of `ar`, in this process; none without it.
+    """Score (prompt, continuation, temperature) under the model of `ar`, in this process; empty without it.
 
     Raises CheckpointError."""
     if (directory := find_bundle(checkpoint).ar) is None:
@@ -102,12 +102,12 @@ def text_nats(checkpoint: Path, texts: Iterable[tuple[bytes, bytes, float]]) -> 
 def _places(
     model: WholeModel, tokenizer: Tokenizer, prompt: bytes, output: bytes, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """ln p (tokens, vocabulary) at each place of `output`, and the tokens there (tokens,)."""
+    """ln p (tokens, vocabulary) at each position of `output`, and the tokens there (tokens,)."""
     known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
     logits = model.logits(torch.tensor(known))[len(first) - 1 : -1]
     return (logits / max(temperature, LEAST_TEMPERATURE)).log_softmax(1), torch.tensor(known[len(first) :])
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
-    """A prompt in tokens; it must be UTF-8 where these are tokens."""
+    """A prompt in tokens; must be UTF-8 unless they are bytes."""
     return tokenizer.vocabulary.tokens(tokenizer.encode_text(prompt))

@@ -1,1 +1,1 @@
-"""The command line: the front door, and the commands of serving."""
+"""The command line: the `onesweep` command and its serving commands."""

@@ -9,25 +9,25 @@ import sys
 from serving.cli.parser import UsageError, parse
 from stages.errors import OnesweepError
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before it is imported: what fails has a sentence of ours
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: errors print our own sentences instead
 
-CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # as shells number what SIGPIPE and SIGINT ended
+CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. An OnesweepError ends it with one sentence and its exit code; so does output that cannot be
-    written."""
+    """Run one command. An OnesweepError ends it with one sentence and its exit code; so does a failure to write
+    output."""
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
-        print(end="", flush=True)  # here, and not at the interpreter's end, where what fails has no sentence
+        print(end="", flush=True)  # here, because a failure at the interpreter's exit gets no sentence
         return code
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         if not isinstance(error, BrokenPipeError):
             _say(f"onesweep: cannot write the output: {error.strerror}")
-        # what is still in the buffer goes nowhere, or the interpreter would complain at its end
+        # discard the rest of the buffer, or the interpreter would complain at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE_CODE if isinstance(error, BrokenPipeError) else 1
 
@@ -43,7 +43,7 @@ def _run(arguments: list[str]) -> int:
         _say(f"onesweep: {error}")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
-        # torch's are told by their words: to import their names takes a second, and most commands do without
+        # recognize torch's errors by their words: importing their classes takes a second, and few commands need torch
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
             raise
         _say("onesweep: not enough memory: ask for less at once, or use a larger machine")
@@ -55,7 +55,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _say(line: str) -> None:
-    # where standard error cannot be written either, the exit code is left
+    # if standard error cannot be written either, only the exit code remains
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr)
 

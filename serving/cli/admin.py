@@ -1,4 +1,4 @@
-"""Commands on files: `certs` certificates and keys, `sign` signatures, `token` tokens."""
+"""Commands on files: `certs` makes certificates and keys, `sign` signatures, `token` tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stages.wire.certificates import Leaf
 
 AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
-SIGNER = "signer"  # of releases: it has a key and no certificate
+SIGNER = "signer"  # signs releases with a key, and has no certificate
 
 
 def add_certs_init(init: argparse.ArgumentParser) -> None:
@@ -100,7 +100,7 @@ def run_sign(options: argparse.Namespace) -> int:
 
     release = read_release_manifest(options.checkpoint)
     key, signature = sign(release.signed, options.key)
-    # Those of an earlier state of the files go; those of other keys stay, so that keys can change one by one.
+    # Drop signatures of an earlier state of the files; keep those of other keys, so that keys can change one by one.
     others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
     try:
         write_signatures(options.checkpoint, [*others, (key, signature)][-MOST_SIGNATURES:])
@@ -129,7 +129,7 @@ def check_installed() -> None:
         raise InputError("this command needs cryptography: pip install 'onesweep[tls]'") from None
 
 
-# `onesweep token`: who may ask a router.
+# `onesweep token`: the keys that may use a router.
 
 DEFAULT_SCOPES = "generate,status"
 

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: `onesweep chat` with a router that runs, `onesweep run` with one of its own."""
+"""A conversation in the terminal: `onesweep chat` uses a running router, `onesweep run` starts its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from serving.client.client import AsyncClient
     from serving.v1 import router_pb2
 
-# Modules that need gRPC are imported when a command runs.
+# A command imports modules that need gRPC only when it runs.
 
-# The first of these that is served; what is exact comes before what is quick.
+# The first served mode of these is used; exact modes come before quick ones.
 PREFERRED = ("auto", "ar-speculative", "ar", "chunked", "sweep")
 MAX_TOKENS = 512
 PROMPT = "> "
@@ -39,13 +39,13 @@ HELP = """\
 
 
 def tell(note: object = "") -> None:
-    """Print a note on standard error: standard output has answers only."""
+    """Print a note on standard error, because standard output carries only answers."""
     print(note, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """Settings of every answer; None is the router's to choose."""
+    """Settings of every answer; the router chooses those that are None."""
 
     system: str = setting("", "instructions before the conversation", metavar="TEXT")
     mode: str | None = setting(None, "how answers are made", shown="the best that is served", metavar="M")
@@ -55,7 +55,7 @@ class ChatSettings:
 
     @property
     def request(self) -> dict[str, Any]:
-        """Fields of each request that they settle."""
+        """The request fields that these settings fix."""
         return {name: value for name, value in vars(self).items() if name != "system"}
 
 
@@ -72,7 +72,7 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given_prompt(options: argparse.Namespace) -> str | None:
-    """The prompt to answer once; None for a conversation. Raises InputError."""
+    """The prompt for a single answer; None for a conversation. Raises InputError."""
     prompt: str | None = options.prompt
     if prompt is not None and not prompt.strip():
         raise InputError("the prompt is empty: give some text")
@@ -95,8 +95,8 @@ def talk(
 ) -> int:
     """Answer one prompt, or hold a conversation; returns the exit code. Raises OnesweepError.
 
-    :param open_client: called where an event loop runs.
-    :param failed: called after a failure, to raise where nothing more can come.
+    :param open_client: called inside a running event loop.
+    :param failed: called after a failure; raises if no further answer can come.
     """
     chat = Chat.begin(open_client, settings)
     if prompt is not None:
@@ -108,14 +108,14 @@ def talk(
 
 @dataclass
 class Chat:
-    """A conversation with a router so far, and the settings of what is said next."""
+    """A conversation with a router so far, and the settings of the next answer."""
 
     open_client: Callable[[], AsyncClient]
     settings: ChatSettings
     mode: str
-    modes: Sequence[str]  # that are served
+    modes: Sequence[str]  # served modes
     has_template: bool
-    # (role, content), with the answers; stays empty where there is no template.
+    # (role, content), answers included; stays empty without a chat template.
     messages: list[tuple[str, str]] = field(default_factory=list)
     last: Result | None = None
 
@@ -142,17 +142,17 @@ class Chat:
         return chat
 
     def take_mode(self, mode: str) -> None:
-        """Raises InputError for one that is not served."""
+        """Switch the mode. Raises InputError for one that is not served."""
         if mode not in self.modes:
             raise InputError(f"mode {mode!r} is not served here{one_of(mode, self.modes)}")
         self.mode = mode
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget the conversation."""
         self.messages = [("system", self.settings.system)] if self.settings.system and self.has_template else []
 
     def answer(self, text: str) -> None:
-        """Print the answer to `text` as it comes, and remember both. Raises KeyboardInterrupt or OnesweepError."""
+        """Print the answer to `text` as it arrives, and remember both. Raises KeyboardInterrupt or OnesweepError."""
         written: list[str] = []
         messages = [*self.messages, ("user", text)]
         try:
@@ -162,7 +162,7 @@ class Chat:
             if written:
                 print(flush=True)
             answer = "".join(written)
-            # the model remembers of an answer that was ended early what its reader saw
+            # of an interrupted answer, the model remembers the part that the reader saw
             if self.has_template and answer:
                 self.messages = [*messages, ("assistant", answer)]
 
@@ -171,14 +171,14 @@ class Chat:
 
         s = self.settings
         asked: dict[str, Any] = {"messages": messages} if self.has_template else {"prompt": s.system + text}
-        # No deadline but the longest: a person who waits too long has Ctrl-C.
+        # The longest deadline there is: a person who waits too long presses Ctrl-C.
         asked |= s.request | {"mode": self.mode}
         decoder, result = TextDecoder(), None
 
         def show(piece: str) -> None:
             if piece:
                 written.append(piece)
-                # a tab moves nothing that a space does not
+                # a tab is as harmless as a space, so it stays
                 print("\t".join(printable(part, newline="\n") for part in piece.split("\t")), end="", flush=True)
 
         async with (
@@ -195,16 +195,16 @@ class Chat:
 
 
 class Conversation:
-    """Lines of a person, and what is done with each."""
+    """Reads a person's lines, and answers each or runs it as a command."""
 
     def __init__(self, chat: Chat, failed: Callable[[], object]) -> None:
         self.chat, self._failed = chat, failed
         self._has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        self._unanswered = list[str]()  # the numbers of such lines, and of commands that there are not
+        self._unanswered = list[str]()  # numbers of unanswered lines and of unknown commands
 
     def hold(self) -> None:
-        """Return when the person leaves. Raises OnesweepError when nothing more can come, and at the end of a pipe
-        where a line had no answer."""
+        """Return when the person leaves. Raises OnesweepError when no further answer can come, and at the end of a
+        pipe if a line had no answer."""
         chat = self.chat
         if self._has_terminal:
             with contextlib.suppress(ImportError):
@@ -226,10 +226,10 @@ class Conversation:
             except EOFError:
                 if self._has_terminal:
                     tell()
-                elif self._unanswered:  # a script sees the exit code alone
+                elif self._unanswered:  # a script sees only the exit code
                     raise OnesweepError(f"lines without an answer: {', '.join(self._unanswered)}") from None
                 return
-            except Terminated:  # before its base class: only Ctrl-C has a second chance
+            except Terminated:  # before its base class: only Ctrl-C lets the conversation continue
                 raise
             except UnicodeDecodeError:
                 tell("that line is not UTF-8: check the terminal's encoding")

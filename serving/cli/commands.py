@@ -1,4 +1,4 @@
-"""The tree of commands: names, groups, sentences and examples. A command's own options are built when it is chosen."""
+"""The tree of commands: names, groups, sentences and examples. A command's options are built only when it is chosen."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Command:
-    """One command. Nothing of it is imported before it is chosen, so that help and typing errors take no time."""
+    """One command. Its code is imported only when it is chosen, so that help and typing errors take no time."""
 
     name: str
     sentence: str
-    # What may stand after its name.
+    # Arguments after its name, as help shows them.
     arguments: str
-    # MODULE:NAME. Its function `run_NAME` runs the command; `add_NAME` adds the options, where there are any.
+    # MODULE:NAME. The function `run_NAME` runs the command; `add_NAME`, if present, adds its options.
     code: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Family:
-    """Commands that share their first word, in groups; a group without a title stands for itself."""
+    """Commands that share their first word, in groups; a group may have no title."""
 
     name: str
     sentence: str
@@ -53,7 +53,7 @@ Row: TypeAlias = tuple[str, str, str]
 
 
 def _commands(*rows: str | Row | Family) -> tuple[Command | Family, ...]:
-    """:param rows: MODULE:PREFIX of the functions of the commands after it, each named after its command."""
+    """:param rows: commands, each after a MODULE:PREFIX that names its functions together with the command's name."""
     made, code = list[Command | Family](), ""
     for row in rows:
         if isinstance(row, str):
@@ -197,7 +197,7 @@ ROOT = Family(
 
 
 def walk(family: Family = ROOT, path: Words = ("onesweep",)) -> Iterator[tuple[Words, Command | Family]]:
-    """Every family and command below, each before its members, with the words that name it."""
+    """Yield every family and command below, families before their members, with the words that name each."""
     for member in family.members:
         here = (*path, member.name)
         yield here, member
@@ -206,7 +206,7 @@ def walk(family: Family = ROOT, path: Words = ("onesweep",)) -> Iterator[tuple[W
 
 
 def near(word: str, path: Words) -> list[str]:
-    """Commands that an unknown `word` after `path` may stand for: of this name elsewhere, or of a name like it."""
+    """Commands that an unknown `word` after `path` may mean: those of this name elsewhere, or of a similar name."""
     names: dict[str, Words] = {}
     for place, _ in sorted(walk(), key=lambda found: (found[0][:-1] != path, len(found[0]))):
         names.setdefault(place[-1], place)
@@ -216,8 +216,8 @@ def near(word: str, path: Words) -> list[str]:
 
 
 def find(words: Sequence[str]) -> tuple[Words, Command | Family, list[str]]:
-    """The command that `words` begin with, how it is called, and the words that are left; a family where none is named
-    or the next word names none of its members."""
+    """The words that name a command, the command, and the remaining words; a family if no command is named or the next
+    word is none of its members."""
     node: Command | Family = ROOT
     path: Words = (ROOT.name,)
     rest = list(words)

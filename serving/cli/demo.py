@@ -1,4 +1,4 @@
-"""`onesweep demo`: one prompt in every mode over three hosts here, and a picture; of a pretrained model, an answer."""
+"""`onesweep demo`: one prompt in every mode over three local hosts, and a picture; or a pretrained model's answer."""
 
 import argparse
 import textwrap
@@ -21,10 +21,10 @@ PROMPT = "The best thing about the movie is that"
 QUESTION = """\
 Summarise in one sentence: The letter left the coast before dawn, and it was noon when the rider saw the first roofs \
 of the town. He had not slept. At the gate a boy asked him what he carried, and he said that he did not know."""
-# At a low temperature a small model keeps to words that it knows.
+# At a low temperature, a small model stays with words that it knows.
 BYTES, TOKENS, TEMPERATURE, SEED = 128, 96, 0.3, 1
 PICTURES, PICTURE = "pictures", "ankle boot"
-# from black to white, as a dark terminal shows them
+# from black to white on a dark terminal
 SHADES = " .:-=+*#%@"
 EXACT, SAME = "ar", "ar-speculative"
 TINY = "The weights are tiny: their texts show what each way of writing costs and keeps, not what a good model writes."
@@ -58,7 +58,7 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
-    """Run one prompt in the modes that are served. False where `ar-speculative` writes another text than `ar`."""
+    """Run one prompt in the served modes. False if `ar-speculative` generates a different text from `ar`."""
     settings: dict[str, Any] = {"seed": SEED, "max_bytes": BYTES, "temperature": TEMPERATURE}
     variants = all_variants(client.status(), None)
     given = prompt
@@ -78,7 +78,7 @@ def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
 
 
 def show_drawing(bundle: Path) -> None:
-    """Draw a picture along three hosts, and show how it clears from host to host."""
+    """Draw a picture along three hosts, and show how it gets clearer from host to host."""
     topology = local_topology(HOSTS, HOSTS, bundle, free_port_block(HOSTS + 1) + 1)
     with (
         temporary_deployment(topology, bundle) as deployment,
@@ -95,9 +95,9 @@ def show_drawing(bundle: Path) -> None:
     print(f"\n{drawn.sweeps} trip, {drawn.levels} steps, {seconds:.2f} s, at most {size:,} bytes a hop")
 
 
-# Characters and not an image protocol: every terminal shows them, and so does a log of CI.
+# Characters instead of an image protocol: every terminal shows them, and so does a CI log.
 def _characters(drawn: DrawnPictures) -> list[str]:
-    """The first picture in characters, one for two rows of pixels."""
+    """The first picture as characters, each for two rows of pixels."""
     grey = drawn.pixels[0].mean(axis=0)
     pairs = grey[: len(grey) // 2 * 2].reshape(-1, 2, grey.shape[1]).mean(axis=1)
     return ["".join(SHADES[int(value * (len(SHADES) - 1) / 255 + 0.5)] for value in row) for row in pairs]

@@ -1,4 +1,4 @@
-"""The client side of `onesweep deploy`: sends a release to the router, which brings it to the hosts."""
+"""The client side of `onesweep deploy`: sends a release to the router, which delivers it to the hosts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -21,7 +21,7 @@ SWITCHED = "some routers may serve the release already: deploy it again"
 
 
 def read_release(checkpoint: Path) -> ReleaseManifest:
-    """The release in a bundle. Raises InputError for a file that is not as its manifest says."""
+    """The release in a bundle. Raises InputError for a file that does not match its manifest."""
     try:
         contents = read_release_manifest(checkpoint)
         for name, part in release_files(contents.directories, lambda folder, index: True).items():
@@ -31,7 +31,7 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
             if not has_size(path, part):
                 found = "is missing" if size is None else f"has {size} bytes, its manifest says {part.bytes}"
                 raise CheckpointError(f"{path} {found}: fetch it again")
-            # the router knows a release by its manifests, and would not even ask for the files of one that it has
+            # the router identifies a release by its manifests, and would not ask for the files of a known one
             if file_digest(path) != part.sha256:
                 raise CheckpointError(f"{path} is damaged (its SHA-256 is not the manifest's): fetch it again")
     except CheckpointError as error:
@@ -39,13 +39,13 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
     return contents
 
 
-# A release goes to the router, not to each host: one address and one token are enough, and the router has the files for
+# A release goes to the router, not to each host: one address and one token suffice, and the router keeps the files for
 # a host that comes back later.
 async def deploying(
     open_client: OpenClient, contents: ReleaseManifest, without: Sequence[str], show: Show, timeout_s: float
 ) -> router_pb2.Switch:
-    """Have all routers of a client exchange their weights, or none; `show` gets lines for people. The first one tries
-    the release. Raises RequestRefused or RouterError."""
+    """Have all routers of a client exchange their weights, or none; `show` gets lines for people. The first router
+    tries the release. Raises RequestRefused or RouterError."""
     async with open_client() as client, AsyncExitStack() as calls:
         begun, together = list[tuple[_Told, ReleaseTransfer, asyncio.Event]](), len(client.addresses) > 1
 
@@ -62,7 +62,7 @@ async def deploying(
             told = client.exchange(requests(delivery, go := asyncio.Event()), timeout_s, at)
             begun.append((await calls.enter_async_context(aclosing(told)), delivery, go))
             calls.callback(delivery.close)
-        # no router switches before all can: one that fails ends the calls to the others, and they go back
+        # no router switches before all are ready: a failure ends the calls to the others, and they revert
         ready = [await _switch(show, *each) for each in begun]
         for *_, go in begun:
             go.set()
@@ -73,7 +73,7 @@ async def deploying(
 
 
 async def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:
-    """Have all routers of a client use the release before. Raises RequestRefused or RouterError."""
+    """Have all routers of a client return to the previous release. Raises RequestRefused or RouterError."""
     async with open_client() as client:
         for at in range(len(client.addresses)):
             switch = await _switch(show, client.exchange(None, timeout_s, at))
@@ -90,7 +90,7 @@ def line_of(switch: router_pb2.Switch) -> str:
 async def _switch(
     show: Show, told: _Told, delivery: ReleaseTransfer | None = None, go: asyncio.Event | None = None
 ) -> router_pb2.Switch:
-    """The result of an exchange; an empty one of a router that is prepared. Raises RouterError or InputError."""
+    """The result of an exchange; empty for a router that is only prepared. Raises RouterError or InputError."""
     try:
         async for progress in told:
             match progress.WhichOneof("step"):
@@ -99,7 +99,7 @@ async def _switch(
                 case "store" if delivery is not None and go is not None:
                     delivery.hear(progress.store)
                     if progress.store.refused:
-                        go.set()  # it waits for the end of the requests
+                        go.set()  # the router reads our messages to their end
                 case "line":
                     show(progress.line)
     except (RouterError, RequestRefused):

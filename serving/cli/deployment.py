@@ -45,13 +45,13 @@ from stages.wire.tokens import own_token_path
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
 # How long processes may take to be ready, and how many bytes of weights they read, check and lay out in a second, on a
-# machine that is busy; who dies is not waited for.
-READY_S, LOADED_BYTES_S, RAN_S = 60.0, 5e6, 5.0  # RAN_S: a router that ends sooner would end again
+# busy machine. A process that dies ends the wait.
+READY_S, LOADED_BYTES_S, RAN_S = 60.0, 5e6, 5.0  # RAN_S: a router that ends sooner than this would end again
 LOG_LINES = 5
 NO_TOKEN = "not ready, and it tells only those with a token why"
 SILENT = "it takes connections and says nothing"
-LACKING = "are on no machine: one with"  # of blocks, in advice: no wait mends that
-# Turns the name and the command of a process into the command that runs it where it belongs.
+LACKING = "are on no machine: one with"  # ends advice about blocks: waiting does not help there
+# Turns a process's name and command into the command that runs it in its place.
 Place = Callable[[str, list[str]], list[str]]
 
 
@@ -61,14 +61,14 @@ class NothingUp(OnesweepError):
 
 @dataclass
 class Deployment:
-    """Running processes, by name, and where their logs are."""
+    """Running processes by name, and the directory of their logs."""
 
     topology: Topology
     directory: Path
-    processes: dict[str, int]  # process id of each host and of `router`; a second one's by its address
-    commands: dict[str, list[str]] = field(default_factory=dict, repr=False)  # how each process was started
+    processes: dict[str, int]  # process ids of the hosts and of `router`; a second router's under its address
+    commands: dict[str, list[str]] = field(default_factory=dict, repr=False)  # the command of each process
     ready_within_s: float = field(default=READY_S, repr=False)
-    lifelines: list[Any] | None = field(default=None, repr=False)  # ends of pipes, whose processes end with this one
+    lifelines: list[Any] | None = field(default=None, repr=False)  # pipes whose readers end with this process
 
     @classmethod
     def start(
@@ -80,11 +80,11 @@ class Deployment:
         place: Place | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Deployment:
-        """Start every process; they are live but not ready when this returns.
+        """Start every process; when this returns, they run but are not ready.
 
-        :param place: puts each process elsewhere, such as into a network namespace, by its name; addresses need not be
-            loopback then.
-        :param options: those of `server_arguments`.
+        :param place: puts a process elsewhere by its name, such as into a network namespace; addresses then need not be
+            loopback.
+        :param options: as of `server_arguments`.
 
         Raises OnesweepError when an address is taken.
         """
@@ -93,14 +93,14 @@ class Deployment:
             hosts = () if options.get("hosts_run") else topology.hosts
             http = {HTTP: options["http"]} if options.get("http") else {}
             check_free({ROUTER: topology.router, **{host.name: host.listen for host in hosts}, **http})
-        # after the checks: it replaces the tokens of what ran at these addresses before
+        # after the checks: this replaces the tokens of earlier servers at these addresses
         servers = server_arguments(topology, checkpoint, directory, **options)
-        # all of it is read by processes that share this machine
+        # the processes share this machine and read all of it
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
         lifelines = list[Any]() if options.get("hosts_run") else None
         deployment = cls(topology, directory, {}, {}, READY_S + weight_bytes / LOADED_BYTES_S, lifelines)
         (directory / TOPOLOGY).write_text(topology.to_toml(), encoding="utf-8")
-        shutil.rmtree(directory / RELEASES, ignore_errors=True)  # what was deployed before is not served again
+        shutil.rmtree(directory / RELEASES, ignore_errors=True)  # releases deployed earlier are not served again
         try:
             for name, arguments in servers.items():
                 command = [sys.executable, *MODULE, *arguments]
@@ -121,9 +121,9 @@ class Deployment:
     def wait_ready(
         self, waiting: Callable[[str], object] = lambda reason: None, answers: Iterator[str | None] | None = None
     ) -> None:
-        """Return when the router can serve. Raises ServiceError with the reason and the log of what died.
+        """Return when the router can serve. Raises ServiceError with the reason, and the log of a process that died.
 
-        :param waiting: called now and then with the reason why it cannot yet.
+        :param waiting: called now and then with the reason for the wait.
         :param answers: as `answers_of`, for a router that this process cannot reach.
         """
         deadline, reason = time.monotonic() + self.ready_within_s, "the router does not answer yet"
@@ -148,7 +148,7 @@ class Deployment:
         return {name: self._last_words(name) for name in self.processes if self._process(name) is None}
 
     def revive(self, name: str) -> None:
-        """Start a process that ended again, as it was started."""
+        """Restart a process that ended, with its original command."""
         self._launch(name, "ab")
 
     def kill(self, name: str) -> None:
@@ -158,7 +158,7 @@ class Deployment:
             psutil.wait_procs([process], timeout=STOP_S)
 
     def stop(self) -> None:
-        """End every process, the router first: running requests end. Kill what does not stop, and all at a signal."""
+        """End every process, the router first: running requests end. Kill those that do not stop; at a signal, all."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
         with on_signal(lambda number: [*map(self.kill, self.processes)]):
@@ -169,14 +169,14 @@ class Deployment:
         (self.directory / RECORD).unlink(missing_ok=True)
 
     def stop_visibly(self) -> None:
-        """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
-        with contextlib.suppress(OSError):  # whose reader is gone, as of `2>&1 | head`
+        """`stop` one process after the other for a person who waits: a second signal would kill them all at once."""
+        with contextlib.suppress(OSError):  # the reader has gone, as with `2>&1 | head`
             ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
         with lock_beside(self.directory / RECORD):
             self.stop()
 
     def _launch(self, name: str, log_mode: str) -> None:
-        # An interrupt between a process' start and its record would leave it running.
+        # An interrupt between a process's start and its record would leave the process running.
         with deferred(), (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
                 self.commands[name],
@@ -192,11 +192,11 @@ class Deployment:
             record_processes(self.directory, self.processes)
 
     def _process(self, name: str) -> psutil.Process | None:
-        """The process called `name`, if it still runs; another that was given its number since is not ours."""
+        """The process called `name`, if it still runs; not a later process with the same id."""
         with contextlib.suppress(KeyError, psutil.Error):
             process = psutil.Process(self.processes[name])
             command = process.cmdline()
-            # none in the moment of its start, and none for one that ended and was not waited for
+            # empty at the moment of its start, and for a process that ended without a wait for it
             starting = not command and _runs(process)
             # words that place a process may precede them
             is_ours = any(command[i : i + len(MODULE)] in (MODULE, FORKED) for i in range(len(command)))
@@ -215,7 +215,7 @@ class Deployment:
 
 
 def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
-    """Again and again: why the router cannot serve, empty when it can, None when there is none."""
+    """Yield, again and again, why the router cannot serve: empty when it can, None without an answer."""
     while True:
         try:
             status = client.status(within_s)
@@ -229,8 +229,8 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
 
 
 def find_deployment(directory: Path) -> Deployment | None:
-    """The deployment that runs from `directory`, if any; what dead ones left is removed. Raises ServiceError when
-    somebody else could have written the record."""
+    """The deployment that runs from `directory`, if any; removes the remains of dead ones. Raises ServiceError if
+    another user could have written the record."""
     check_private(directory)
     try:
         processes, topology = recorded(directory), read_topology(directory / TOPOLOGY)
@@ -244,16 +244,16 @@ def find_deployment(directory: Path) -> Deployment | None:
 
 
 def running_deployments() -> list[Deployment]:
-    """This user's on this machine. Raises ServiceError as `find_deployment` does."""
+    """This user's deployments on this machine. Raises ServiceError as `find_deployment` does."""
     check_private(state_directory())
-    # that of another user has none to see, where `Path.glob` raises
+    # for another user's directory this finds none, where `Path.glob` raises
     records = sorted(glob.glob(f"*/{RECORD}", root_dir=state_directory()))
     found = (find_deployment((state_directory() / record).parent) for record in records)
     return [deployment for deployment in found if deployment]
 
 
 def deployment_here(router: str | None = None) -> Deployment | None:
-    """The deployment of a router, else the only one, if any. Raises OnesweepError where several run."""
+    """The deployment of a router, else the only one, if any. Raises OnesweepError if several run."""
     running = running_deployments()
     if router is not None:
         return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
@@ -264,7 +264,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
 
 
 def new_directory(topology: Topology) -> Path:
-    """The directory of a new deployment. Raises ServiceError where one is up that has its router or a host of it."""
+    """The directory of a new deployment. Raises ServiceError if a running one shares its router or a host."""
     make_state_directory(state_directory())
     for other in running_deployments():
         if topology.addresses & other.topology.addresses:
@@ -283,7 +283,7 @@ def temporary_deployment(
     answers: Iterator[str | None] | None = None,
     **options: Any,  # noqa: ANN401 - those of `Deployment.start`
 ) -> Iterator[Deployment]:
-    """A deployment for the length of a `with` block, in a directory of its own; see its `start` and `wait_ready`."""
+    """A deployment during a `with` block, in its own directory; see its `start` and `wait_ready`."""
     with tempfile.TemporaryDirectory(prefix="onesweep-", ignore_cleanup_errors=True) as directory:
         deployment = Deployment.start(topology, checkpoint, Path(directory), **options)
         try:
@@ -302,9 +302,9 @@ def present(
     note: str = "",
     tend: Callable[[Deployment], object] | None = None,
 ) -> None:
-    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError.
+    """Print where everything is once it is ready, and watch it; stop it if that fails. Raises OnesweepError.
 
-    :param tend: called each second; None: it is not watched."""
+    :param tend: called each second; None: do not watch it."""
     try:
         deployment.wait_ready(progress.at)
         deadline = time.monotonic() + READY_S
@@ -327,8 +327,8 @@ def present(
 
 
 def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
-    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
-    meanwhile, and so are router and gateway of machines that joined if they ran for RAN_S; else raises ServiceError."""
+    """Return at Ctrl-C, with everything stopped. Restarts a host that ends by itself if others hold its blocks, and the
+    router and gateway of joined machines if they ran for RAN_S; otherwise raises ServiceError."""
     replicated = deployment.topology.replicated
     since = {} if deployment.lifelines is None else dict.fromkeys((ROUTER, HTTP), time.monotonic())
     with contextlib.suppress(KeyboardInterrupt):
@@ -357,7 +357,7 @@ def _end(processes: list[psutil.Process | None]) -> None:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """False for one that ended, though who started it has not asked for its end yet."""
+    """False for a process that ended, even before its parent has waited for it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -1,4 +1,4 @@
-"""The command `draw`: pictures of a class into a PNG file."""
+"""The command `draw`: writes pictures of a class to a PNG file."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from stages.errors import InputError
 from stages.progress import aligned, counted
 from stages.settings import add_flags, check_destination
 
-SCALE = 4  # pixels of a file for one that was drawn, where pictures are smaller than SMALL
+SCALE = 4  # file pixels per drawn pixel, for pictures smaller than SMALL
 SMALL = 128
 
 
@@ -36,7 +36,7 @@ def run_draw(options: argparse.Namespace) -> int:
         raise InputError("--compare draws in every mode: leave out --mode and --previews")
     if bool(options.classes) == options.all:
         raise InputError("name a class, such as `onesweep draw sneaker --out sneaker.png`, or give --all")
-    # before anything is drawn: a picture may take minutes over far links, and nobody wants to lose one to a typo
+    # check first: a picture may take minutes over far links, too long to lose it to a typo
     if options.out.suffix.lower() != ".png":
         raise InputError(f"--out {options.out}: pictures are written as PNG; give a name that ends in .png")
     if options.out.exists():
@@ -50,7 +50,7 @@ def run_draw(options: argparse.Namespace) -> int:
         if status is not None and not status.HasField("pictures"):
             raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
         classes = tuple(options.classes) or tuple(status.pictures.classes if status else ())
-        # Pictures of one class go into a row; with one of each, several classes do.
+        # A row holds the pictures of one class, or with one picture each, all classes.
         columns = settings.get("pictures", 1) if settings.get("pictures", 1) > 1 else len(classes)
         if status is not None and options.compare:
             served = [mode for mode in DRAWING_MODES if mode in status.drawing_modes]
@@ -81,7 +81,7 @@ def run_draw(options: argparse.Namespace) -> int:
 
 
 def _table(results: list[DrawnPictures]) -> str:
-    """A row for each mode, in the order of the rows of the file."""
+    """A row for each mode, in the order of the file's rows."""
     rows = [("mode", "trips", "seconds", "wire bytes", "compute seconds")]
     for each in results:
         seconds, compute_s = each.latency_ms / 1000, each.compute_ms / 1000

@@ -1,4 +1,4 @@
-"""Commands that ask a router: `generate` and `compare`, and the options of every command that does."""
+"""The commands `generate` and `compare`, and the options of all commands that send requests to a router."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from serving.client.client import AsyncClient, Client
     from serving.router.topology import Topology
 
-# Modules that need gRPC are imported when a command runs.
+# A command imports modules that need gRPC only when it runs.
 
 WAIT_S, ANSWER_S = 120.0, 2.0
-LOST_S = 5.0  # as long as a router waits for it: one that starts anew answers by then
+LOST_S = 5.0  # a router's own wait for a host, which is enough for a restart
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +45,11 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
 
 def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
-    """Return when the router can serve these modes, or after --wait: what it says of a request then tells why not.
+    """Return when the router can serve these modes, or after --wait; its answer to a request then says why not.
 
-    Nobody waits unasked where no router answers and none was started here, for one that wants another token, where no
-    machine holds some blocks, or longer than LOST_S for a host that does not run. Raises OnesweepError where a request
-    would learn no more."""
+    Without --wait, there is no wait if no router answers and none was started here, if it wants another token, or if no
+    machine holds some blocks, and at most LOST_S for a host that does not run. Raises OnesweepError if a request would
+    learn no more."""
     from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of, deployment_here
     from serving.cli.machines import served_here
     from serving.cli.servers import ROUTER
@@ -65,12 +65,12 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
-            # without hosts, a mode is served by a router that answers at all, and perhaps a text within a budget
+            # any answering router serves the modes without hosts, and perhaps a text within a budget
             alone = reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS}
             hurries = isinstance(reason, HostsLost) and getattr(options, "budget_ms", None)
             if reason in ("", NO_TOKEN) or alone or hurries:
                 return
-            if reason is None and ended:  # one that was started in its place would answer
+            if reason is None and ended:  # a replacement would answer
                 remedy = "`onesweep down`, then the same `onesweep up` again"
                 raise ServiceError(f"the router at {client.address} ended: {ended}; {remedy}")
             said = reason or served_here(options.router)
@@ -99,7 +99,7 @@ def client_of(options: argparse.Namespace) -> Client:
 
 
 def async_client_of(options: argparse.Namespace) -> AsyncClient:
-    """Like `client_of`, where an event loop runs."""
+    """Like `client_of`, for use inside an event loop."""
     from serving.client.client import AsyncClient
 
     return AsyncClient(**_connection(options))
@@ -111,14 +111,14 @@ def _connection(options: argparse.Namespace) -> dict[str, Any]:
 
     address, topology = router_here(options.router)
     security = security_of(options, topology.client_tls if topology else None)
-    # else looked up with each call: a router that `serve` starts anew may ask for another
+    # else looked up with each call: a router that `serve` restarts may want another
     token = token_of(options, address, security.tls) if options.token_file else None
     return {"address": address, "tls": security.tls, "token": token, "insecure": security.insecure}
 
 
 def router_here(given: str | None) -> tuple[str, Topology | None]:
-    """`given`, else the router that is up here, else that of `serve` or where one is by default; with its topology, if
-    it is up here."""
+    """`given`, else the router that is up here, else that of `serve` or the default address; with its topology, if it
+    is up here."""
     from serving.cli.deployment import deployment_here
     from serving.cli.machines import serving_here
 
@@ -148,8 +148,8 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
 
 
-def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - those of a request
-    """Raise InputError for what no router takes, before anything is started or waited for."""
+def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - a request's settings
+    """Raise InputError for settings that no router accepts, before anything is started or waited for."""
     if mode is not None and mode not in MODES:
         raise InputError(f"unknown mode {quoted(mode)}{gone(mode)}{one_of(mode, MODES)}")
     if settings.get("prompt") == "":
@@ -160,7 +160,7 @@ def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - 
 def run_generate(options: argparse.Namespace) -> int:
     check_request(options.mode, prompt=options.prompt, **_request_settings(options))
     wait_ready(options, options.mode)
-    # not by the blocking client: left by an exception while it starts a call, it waits at its end for that call's
+    # not the blocking client: if an exception leaves it while it starts a call, it waits in the end for that call's
     # deadline
     return run_interruptible(_generate(options))
 
@@ -203,7 +203,7 @@ def run_compare(options: argparse.Namespace) -> int:
             variants = all_variants(status, options.scorer)
             if COPY not in status.modes:
                 print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
-        for name, value in settings.items():  # one that some of them take is dropped where others do not
+        for name, value in settings.items():  # a setting that only some variants accept is dropped for the others
             given = {"max_distance": settings.get("max_distance"), name: value}
             if all(problems := [mode_problem(variant.mode, given) for variant in variants]) and problems:
                 raise InputError(problems[0])
@@ -221,7 +221,7 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cost_lines(result: Result) -> Iterator[str]:
-    """The cost of a text, a line or more, and the reason for its mode."""
+    """Yield the cost of a text in one or more lines, and the reason for its mode."""
     tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
     guesses = f", {result.accepted} of {result.drafted} guesses right" if result.drafted else ""
     cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"

@@ -1,4 +1,4 @@
-"""The ring of the machines that joined: measured, cut and brought its stages, and changed while it serves."""
+"""The ring of joined machines: measures them, divides the model, delivers stages, and changes while it serves."""
 
 import asyncio
 import json
@@ -35,35 +35,35 @@ from stages.wire.tls import Security
 
 ANSWER_S = 10.0  # for the answer to Describe
 POLL_S = 0.2
-GONE_S = 60.0  # that a machine may be away before others hold its blocks; one that says that it ends is gone at once
-AGAIN_S = 30.0  # pause before a change of the ring that failed is tried again
-ORDER_NAME = "order.json"  # in a run's directory: the machines of its last ring
+GONE_S = 60.0  # absence after which others take a machine's blocks; one that announces its end is gone at once
+AGAIN_S = 30.0  # pause before a failed change of the ring is tried again
+ORDER_NAME = "order.json"  # file in a run's directory with the machines of its last ring
 
 
 class MachineRing:
-    """Which machine of a run holds what, and the way there. Its rendezvous lives on another thread."""
+    """The blocks of each machine of a run, and the steps to change them. Its rendezvous runs on another thread."""
 
     def __init__(self, rendezvous: Rendezvous, nobody: Topology, progress: ProgressLine) -> None:
-        """:param nobody: the router, and the run's certificates; its hosts do not count."""
+        """:param nobody: gives the router and the run's certificates; its hosts are ignored."""
         self.rendezvous, self.topology, self.progress = rendezvous, nobody, progress
         self.security = Security(rendezvous.run.tls)
-        self.rooms = dict[str, StageHost]()  # of machines that answered
+        self.rooms = dict[str, StageHost]()  # machines that answered
         self.trips_ms = dict[tuple[str, str], float]()
         self.contents = ReleaseManifest({})
-        self.sizes = list[int]()  # bytes of each block
-        self._seen = dict[str, float]()  # when each machine was there last, by the monotonic clock
-        self._settled: object = None  # the machines that the ring was made of
-        self._failed: object = None  # those with which the last change failed
+        self.sizes = list[int]()  # bytes per block
+        self._seen = dict[str, float]()  # when each machine was last present, by the monotonic clock
+        self._settled: object = None  # the machines of the current ring
+        self._failed: object = None  # the machines with which the last change failed
         self._again_at, self._said = 0.0, set[str]()
 
     async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Machines in the order of the ring, by the delays that they measure. Raises ServiceError that names those that
-        do not answer, or take no stage."""
+        """Machines in ring order, by the delays that they measure. Raises ServiceError that names those that do not
+        answer or cannot hold a stage."""
         self.progress.at(f"asking {len(names)} machines for their memory, speed and delays")
         before = last_order(self.rendezvous.run)
         names = before if sorted(before) == sorted(names) else names
         self.rendezvous.neighbours = {name: {*names} - {name} for name in names}
-        self.rendezvous.announces = False  # most of these links are for measuring only
+        self.rendezvous.announces = False  # most of these links only serve to measure
         async with _links(map(_entry, names), self.security) as links:
             await self._describe(links)
             await asyncio.gather(*(self._measure(link, names) for link in links))
@@ -79,7 +79,7 @@ class MachineRing:
         self.rooms |= {room.name: room for room in outcomes if isinstance(room, StageHost)}
 
     async def _measure(self, link: HostLink, names: Iterable[str]) -> None:
-        """Note a machine's delays to the others and the router; those that cannot be measured are left out."""
+        """Record a machine's delays to the others and the router; omits those that cannot be measured."""
         own, others = link.entry.name, {link_address(name): name for name in names if name != link.entry.name}
         with suppress(StatusError, grpc.aio.AioRpcError):
             for _ in range(EXCHANGES):
@@ -92,8 +92,8 @@ class MachineRing:
             self.trips_ms |= trips
 
     def plan(self, checkpoint: Path, parts: int, names: Sequence[str]) -> None:
-        """Share a checkpoint out to machines, in their order, and show it. Raises InputError where one has too little
-        memory."""
+        """Divide a checkpoint among machines, in their order, and show the result. Raises InputError if one has too
+        little memory."""
         self._hold(read_release(checkpoint), parts)
         shares = local_topology(min(len(names), parts), parts, checkpoint).hosts
         self.topology = self._topology({name: share.blocks for name, share in zip(names, shares, strict=False)})
@@ -126,9 +126,9 @@ class MachineRing:
             yield f"{number}. {host.name}: {'; '.join(words)}"
 
     def tend(self, deployment: Deployment) -> None:
-        """Have the ring follow the machines that came and went since the last call.
+        """Adapt the ring to the machines that came and went since the last call.
 
-        A failure is said, and the change is tried again later: what serves is not touched."""
+        A failure is printed and the change tried again later; the serving ring is not touched."""
         situation, now = self._situation(), monotonic()
         if situation == self._settled or (now < self._again_at and situation == self._failed):
             return
@@ -136,7 +136,7 @@ class MachineRing:
         there, able = situation
         known = able & {host.name for host in self.topology.hosts}
         self._failed, self._again_at = situation, now + AGAIN_S
-        for usable in dict.fromkeys((able, known)):  # who is new must not keep the others from taking over
+        for usable in dict.fromkeys((able, known)):  # a new machine must not keep the others from taking over
             try:
                 is_done = run_interruptible(self._while_same(situation, self._follow(there, usable, deployment)))
                 self._settled = situation if is_done and usable == able else None
@@ -147,14 +147,14 @@ class MachineRing:
                     self.progress.say(line)
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Machines that are there, and those that count: the ring's own may be away for a while."""
+        """Machines that are present, and those that count: the ring's own may be away for a while."""
         there, leaving, now = frozenset(self.rendezvous.present), self.rendezvous.leaving, monotonic()
         self._seen |= dict.fromkeys(there, now)
         held = {host.name for host in self.topology.hosts} & self.rendezvous.machines.keys() - leaving  # of those known
         return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
 
     async def _while_same(self, situation: object, job: Coroutine[None, None, None]) -> bool:
-        """Run a job to its end, unless machines come or go meanwhile; True where it ended."""
+        """Run a job to its end, unless machines come or go meanwhile; True if it ended."""
         task = asyncio.create_task(job)
         try:
             while not task.done():
@@ -173,7 +173,7 @@ class MachineRing:
             (_entry(name) for name in there if name in able and name not in held), self.security
         ) as links:
             await self._describe(links)
-            # who was in the ring before has its files still
+            # machines of the previous ring still have their files
             known = {*held.values()}
             held |= {link.entry.name: span for link in links if link.info and (span := (*link.info.blocks,)) in known}
         rooms = {name: room for name, room in self.rooms.items() if name in able}
@@ -199,7 +199,7 @@ class MachineRing:
             self.progress.say(f"the ring is now: {shown}")
 
     def _tell(self, missing: Sequence[Span]) -> None:
-        """Say what is missing, here and in `status`."""
+        """Report the missing blocks, here and in `status`."""
         advice = [
             f"blocks {','.join(map(str, run))} {LACKING} {self._bytes(run) / MEGABYTE:,.0f} MB free "
             "could hold them (onesweep invite)"
@@ -212,7 +212,7 @@ class MachineRing:
                 self.progress.say(line)
 
     def _look_for_release(self, deployment: Deployment) -> None:
-        """Bring from now on what was deployed, in place of what was served first."""
+        """From now on deliver the deployed release instead of the first one."""
         store = deployment.directory / RELEASES / ROUTER
         with suppress(OSError, ValueError, LookupError, InputError):
             name = json.loads((store / CURRENT_NAME).read_text(encoding="utf-8"))["releases"][-1]
@@ -223,7 +223,7 @@ class MachineRing:
         self.contents = contents
 
         def size_of(block: int) -> int:
-            is_last = block == parts - 1  # which drafts by what is in local/
+            is_last = block == parts - 1  # the last block's machine drafts with the model in local/
             files = release_files(contents.directories, lambda kind, i: is_last if kind == "local" else i == block)
             return sum(part.bytes for part in files.values())
 
@@ -237,7 +237,7 @@ class MachineRing:
         return replace(self.topology, hosts=tuple(replace(_entry(name), blocks=spans[name]) for name in by_block))
 
     async def bring(self, topology: Topology, names: Collection[str]) -> None:
-        """Have machines hold their blocks and go on to those that follow; nothing is sent to one that does.
+        """Have machines load their blocks and send to their next hosts; sends nothing to one that already does.
 
         Raises ServiceError."""
         name = self.contents.name
@@ -258,7 +258,7 @@ class MachineRing:
             try:
                 await asyncio.gather(*(_waited(link, ANSWER_S, lambda info: True) for link in links))
                 new = [link for link in links if not _has(link, name)]
-                # No machine changes its stage before all have their files: a failure leaves what was served.
+                # No machine changes its stage before all have their files, so a failure leaves the old ring.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(_loading(link, name, given[link]) for link in new))
                 self.progress.at(f"waiting until {name} is loaded")
@@ -274,26 +274,26 @@ def _entry(name: str) -> HostEntry:
 
 
 def last_order(run: RunDirectory) -> list[str]:
-    """The machines of a run's last ring; none where it had no ring yet."""
+    """The machines of a run's last ring; none if it never had one."""
     with suppress(OSError, ValueError):
         return list(json.loads((run.directory / ORDER_NAME).read_text(encoding="utf-8")))
     return []
 
 
 def nobody(router: str, run: Path) -> Topology:
-    """A router without machines yet, with the certificates of a run."""
+    """A topology of only the router, with the certificates of a run."""
     return Topology((_entry("nobody"),), router, certificates=run)
 
 
 def _neighbours(topology: Topology) -> dict[str, set[str]]:
-    """Whom each machine hands work to."""
+    """The machines that each machine sends work to."""
     by_address = {host.address: host.name for host in topology.hosts}
     return {host.name: {by_address[address] for address in topology.successors(host)} for host in topology.hosts}
 
 
 @asynccontextmanager
 async def _links(hosts: Iterable[HostEntry], security: Security) -> AsyncIterator[list[HostLink]]:
-    """A link to each host. Raises InputError where one may not be dialled."""
+    """Open a link to each host. Raises InputError if one may not be dialled."""
     links: list[HostLink] = []
     try:
         for host in hosts:
@@ -304,7 +304,7 @@ async def _links(hosts: Iterable[HostEntry], security: Security) -> AsyncIterato
 
 
 async def _room(link: HostLink) -> StageHost:
-    """Speed and memory of a machine that may be between two servers. Raises StatusError."""
+    """Speed and memory of a machine, whose server may be restarting. Raises StatusError."""
     info = await _waited(link, ANSWER_S, lambda info: True)
     if not info.HasField("room") or not 0 < info.room.speed < math.inf:
         said = f"machine {link.entry.name} was started with a checkpoint of its own, or tells a speed that cannot be"
@@ -319,7 +319,7 @@ def _has(link: HostLink, release: str) -> bool:
 
 
 async def _loading(link: HostLink, release: str, given: stage_pb2.Assignment) -> None:
-    """Have a machine take its stage or its next hosts, though it may be between two servers. Raises StatusError."""
+    """Give a machine its stage or its next hosts, though its server may be restarting. Raises StatusError."""
     deadline = monotonic() + ANSWER_S
     while True:
         try:
@@ -333,7 +333,7 @@ async def _loading(link: HostLink, release: str, given: stage_pb2.Assignment) ->
 async def _waited(
     link: HostLink, within_s: float, done: Callable[[stage_pb2.DescribeResponse], bool]
 ) -> stage_pb2.DescribeResponse:
-    """A machine's description, once it is as it should be. Raises StatusError."""
+    """Wait until a machine's description is as it should be; returns it. Raises StatusError."""
     deadline = monotonic() + within_s
     while True:
         try:
@@ -342,7 +342,7 @@ async def _waited(
             if done(link.info):
                 return link.info
             problem = unavailable(f"machine {link.entry.name} does not serve its stage: {link.info.not_ready_reason}")
-        except StatusError as refusal:  # one that is between two servers does not answer for a moment
+        except StatusError as refusal:  # a machine whose server restarts does not answer for a moment
             problem = refusal
         if monotonic() > deadline or "cannot be served" in problem.message:
             raise problem

@@ -1,4 +1,4 @@
-"""`onesweep join`: a machine joins a run with a ticket, and keeps its place there."""
+"""`onesweep join`: a machine joins a run with a ticket and keeps its place there."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from stages.wire.tickets import JoinedMachine, Ticket
 
 ADDRESSES_NAME, DOING_NAME = "addresses.json", "doing.json"
-MOST_NAMESAKES = 32  # machines of one person's on one computer
+MOST_NAMESAKES = 32  # most machines of one person on one computer
 
 
 def state_home() -> Path:
-    """The directory of runs, and of places in them, which outlive a restart of the computer."""
+    """The directory of runs and of places in them, which survives a restart of the computer."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "onesweep"
 
 
 def run_directory() -> Path:
-    """The directory of the run that is served from here."""
+    """The directory of the run served from here."""
     return state_home() / "run"
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep a directory for this process. Raises ServiceError where another one has it."""
+    """Lock a directory for this process. Raises ServiceError if another one holds it."""
     make_private_directory(directory)
     said = f"another process serves from {directory}: end it, or set XDG_STATE_HOME"
     with exclusive(directory / "lock", ServiceError(said)):
@@ -56,24 +56,24 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def tell_here(router: str, doing: str) -> None:
-    """Leave for `serving_here` what this process does."""
+    """Record for `serving_here` what this process is doing."""
     record = {"router": router, "doing": doing, "process": os.getpid(), "began": start_ticks(os.getpid())}
     (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
 
 
 def serving_here() -> dict[str, str]:
-    """The doings of the `onesweep serve` of this machine, and its router's address; empty where none runs."""
+    """The current step of this machine's `onesweep serve`, and its router's address; empty if none runs."""
     with contextlib.suppress(OSError, ValueError, LookupError):
         record = dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
-        if start_ticks(record["process"]) == record["began"]:  # not another of that number
+        if start_ticks(record["process"]) == record["began"]:  # not another process with that id
             return record
     return {}
 
 
 def served_here(router: str | None) -> str:
-    """A sentence on the `onesweep serve` of this machine, whose router does not answer; empty where none runs.
+    """A sentence about this machine's `onesweep serve`, whose router does not answer; empty if none runs.
 
-    :param router: its address, or None for whichever."""
+    :param router: its address, or None for any."""
     from serving.cli.deployment import deployment_here
 
     record = serving_here()
@@ -90,7 +90,7 @@ def add_join(join: argparse.ArgumentParser) -> None:
     join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
     join.add_argument("--model", type=Path, metavar="FILE", help="a copy of what is served: layers come from it (none)")
     join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
-    add_flags(join, HostSettings, only=("device",))  # not given: a topology may say it
+    add_flags(join, HostSettings, only=("device",))  # not given: the topology may name it
 
 
 @ends_at_once()
@@ -99,7 +99,7 @@ def run_join(options: argparse.Namespace) -> int:
     check_positive(options, "threads")
     from stages.wire.tickets import Ticket
 
-    # what would be refused later is refused while the ticket is unused
+    # refuse early, while the ticket is unused
     check_private(state_directory())
     if options.device not in (None, AUTO):
         check_device(options.device)
@@ -119,8 +119,8 @@ def run_join(options: argparse.Namespace) -> int:
 
 
 def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack) -> JoinedMachine:
-    """This machine's place in the run of a ticket, kept by this process; without a ticket, in the only run that it
-    joined. Raises OnesweepError."""
+    """Lock this machine's place in the run of a ticket; without a ticket, in the only run that it joined. Raises
+    OnesweepError."""
     from stages.wire.tickets import MACHINE_NAME, JoinedMachine, enrolled, is_known
 
     joined = state_home() / "joined"
@@ -135,7 +135,7 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
     plain = re.sub("[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
     own = check_machine(name) if name else plain[:28].strip("-") or "machine"
     there = [JoinedMachine.read(path.parent) for path in sorted(run.glob(f"*/{MACHINE_NAME}"))]
-    folders = {place.name: place.directory.name for place in there if place}  # a ticket may have named a machine
+    folders = {place.name: place.directory.name for place in there if place}  # a ticket may name the machine
     if name:
         names = [folders[own]] if own in folders else [own] if ticket else []
     else:
@@ -157,7 +157,7 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
-    """Hold the stages that the router gives, until a signal. Raises OnesweepError."""
+    """Hold the stages that the router assigns, until a signal. Raises OnesweepError."""
     from stages.host.server import EmptyHost
     from stages.memory import return_large_buffers
     from stages.wire.tickets import own_addresses, renew
@@ -188,7 +188,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     async def run(stop: asyncio.Event) -> None:
         async def leaving() -> None:
             await stop.wait()
-            await links.leave()  # at once: what is under way here may take a while
+            await links.leave()  # first: running work may take a while
 
         proxy = await LinkProxy(links.dial).open()
         attending = asyncio.create_task(links.attend())
@@ -213,7 +213,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
 
 
 def _kept_port(path: Path) -> int:
-    """The port of this machine's last start, so that a gateway can be told of it; another where that is taken."""
+    """The port of this machine's last start, so that a NAT gateway can forward it; another if it is taken."""
     kept = path.read_text(encoding="utf-8") if path.exists() else ""
     with socket.socket() as probe:
         if kept.isdecimal() and port_free("0.0.0.0", int(kept) % 65536):

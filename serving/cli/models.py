@@ -1,4 +1,4 @@
-"""Commands of models: `import`, `inspect`, and `run`, which imports one once, starts hosts here and talks with it."""
+"""Model commands: `import`, `inspect`, and `run`, which imports a model once, starts local hosts and opens a chat."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from stages.importing.cut import StageHost
     from stages.model.architecture import Weights
 
-# Modules that need gRPC are imported when a command runs.
+# A command imports modules that need gRPC only when it runs.
 
 HOSTS = 3
-# Files of a folder that an import reads, and of those beside a GGUF file.
+# Files that an import reads from a folder, and next to a GGUF file.
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
-LEAST_CHAT = 32  # tokens: what a template writes by itself, a few words and a few in return
+LEAST_CHAT = 32  # tokens: the template's own, and a few words each way
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
-    """Numbers above 0 with commas between them. Raises ArgumentTypeError."""
+    """Parse numbers above 0, separated by commas. Raises ArgumentTypeError."""
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:
@@ -118,7 +118,7 @@ def run_import(options: argparse.Namespace) -> int:
     if not options.source.exists():
         raise InputError(f"{options.source} is not there: give a Hugging Face folder or a .gguf file")
     with closing(ProgressLine()) as progress:
-        progress.at(f"reading {options.source}")  # torch takes seconds to import
+        progress.at(f"reading {options.source}")  # importing torch takes seconds
         with ends_at_once():
             from serving.modes.chat_template import ChatTemplate
             from stages.importing.cut import host_shares
@@ -138,10 +138,10 @@ def run_import(options: argparse.Namespace) -> int:
 def find_checkpoint(
     options: argparse.Namespace, blocks: int, progress: ProgressLine, hosts: Sequence[StageHost] = ()
 ) -> tuple[Path, HostPlan]:
-    """The MODEL as a checkpoint, as it is, or imported, now or before; and a host's plan of it. Raises OnesweepError.
+    """The MODEL as a checkpoint, imported if necessary, now or earlier, and a host's plan of it. Raises OnesweepError.
 
-    :param blocks: to cut it into, if it is imported.
-    :param hosts: of each stage, if they are known; the cut of an earlier import for hosts of these names stays.
+    :param blocks: the number to cut it into, if it is imported.
+    :param hosts: the host of each stage, if known; an earlier import's cut for hosts of these names stays.
     """
     from stages.host.plan import plan_host
 
@@ -155,7 +155,7 @@ def find_checkpoint(
 
 
 def check_model(options: argparse.Namespace) -> None:
-    """Raise InputError or CheckpointError for a MODEL that is neither a checkpoint to write by nor can be imported."""
+    """Raise InputError or CheckpointError for a MODEL that is no checkpoint that generates, and cannot be imported."""
     model: Path = options.model
     if plan := plan_of(model):
         if plan.draws:
@@ -174,7 +174,7 @@ def check_model(options: argparse.Namespace) -> None:
 
 
 def plan_of(model: Path) -> HostPlan | None:
-    """Plan of the first host of a checkpoint or bundle; None where MODEL is neither. Raises OnesweepError."""
+    """Plan of the first host of a checkpoint or bundle; None if MODEL is neither. Raises OnesweepError."""
     from stages.host.plan import plan_host
 
     try:
@@ -183,7 +183,7 @@ def plan_of(model: Path) -> HostPlan | None:
         return None
 
 
-# Imported models, by the digest of what they were imported from.
+# Imported models, by the digest of their source.
 
 
 def import_once(
@@ -195,16 +195,16 @@ def import_once(
     progress: ProgressLine,
     hosts: Sequence[StageHost] = (),
 ) -> Path:
-    """The whole checkpoint of a source, in a directory of such; it is imported where there is none.
+    """The complete checkpoint of a source in a directory of imports; imports it if it is not there.
 
     Raises OnesweepError.
     """
     progress.at(f"reading {source}", 0.0)
-    # Without their speeds, which differ from one measurement to the next: the hosts hold the cut of the first.
+    # Without the hosts' speeds, which vary between measurements: hosts keep the cut of the first.
     entry = directory / _key(source, blocks, context, weights, [host.name for host in hosts])
     with _locked(entry, progress):
-        # Only the holder of the lock makes such directories, so none of these is in use.
-        for left in directory.glob(f".{entry.name}.*"):  # of an import that was killed
+        # Only the lock's holder makes such directories, so none of these is in use.
+        for left in directory.glob(f".{entry.name}.*"):  # left by an import that was killed
             shutil.rmtree(left, ignore_errors=True)
         if entry.exists() and not is_whole(entry):
             progress.say(f"{entry} is damaged: importing {source} again")
@@ -215,8 +215,8 @@ def import_once(
             from stages.importing.importing import ImportSettings, import_model
             from stages.memory import trim
 
-            # In this process: a mistake in the source ends the command with its own sentence and exit code.
-            # on one machine a trip costs less than a draft by a copy
+            # In this process: an error in the source ends the command with its own sentence and exit code.
+            # on one machine, a trip costs less than drafting with a copy
             drafter, given = None if hosts else "none", (source, entry, blocks, context, False, hosts, weights)
             import_model(ImportSettings(*given, drafter=drafter, check_template=ChatTemplate), progress)
             trim()
@@ -226,7 +226,7 @@ def import_once(
 
 @contextmanager
 def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
-    """One process at a time works on an entry. Raises ServiceError."""
+    """Lock an entry for one process at a time. Raises ServiceError."""
     with file_errors(ServiceError, f"cannot keep models in {entry.parent}", "name another in XDG_CACHE_HOME"):
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = entry.with_name(f"{entry.name}.lock").open("wb")
@@ -244,18 +244,18 @@ def _key(source: Path, blocks: int, context: int | None, weights: Weights | None
     if source.is_dir():
         paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
     else:
-        # a model may come in several files, whose names differ in their number
+        # a model may have several files, whose names differ in their number
         parts = re.sub(r"-\d{5}(?=-of-\d{5})", "-?????", glob.escape(source.name))
         paths = [path for pattern in (parts, *BESIDE) for path in source.parent.glob(pattern)]
     paths = sorted({path for path in paths if path.is_file()})
-    # The version: a later one may write other files of the same source.
+    # With the version: a later one may write other files from the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))
     record = json.dumps([version("onesweep"), blocks, context, weights, files, *hosts])
     return hashlib.sha256(record.encode()).hexdigest()[:DIGITS]
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """True if every file of an imported model is there and has its digest, and those of the model beside it."""
+    """True if every file of an imported model and of the model next to it is there and has its digest."""
     from stages.checkpoint.manifest import read_manifest
 
     near = checkpoint / "local"

@@ -1,4 +1,4 @@
-"""The parser of a command: no abbreviations, and errors of one sentence that name a remedy."""
+"""The parser of a command: without abbreviations, with one-sentence errors that name a remedy."""
 
 import argparse
 import math
@@ -15,17 +15,17 @@ from stages.limits import MAX_THREADS
 from stages.settings import SetAction
 
 WIDTH = 100
-CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # of a source tree: a wheel has none
+CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # in a source tree; a wheel has none
 GONE = " (CHANGELOG.md says what to use now)"
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
 
 class UsageError(InputError):
-    """Words that no command takes; the message begins with the command."""
+    """Words that no command accepts; the message begins with the command."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser of one command's options. It raises UsageError where argparse would print its usage and exit."""
+    """A parser of one command's options, which raises UsageError where argparse would print usage and exit."""
 
     _words: Sequence[str] = ()
 
@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options of a command line. Raises UsageError."""
         self._words = words
-        # A program's own words, which come last, are nobody's options; elsewhere options and texts stand in any order.
+        # The words of a program to run come last and hold no options; elsewhere options and texts stand in any order.
         ends_in_words = any(action.nargs == argparse.REMAINDER for action in self._actions)
         parse = self.parse_known_args if ends_in_words else self.parse_known_intermixed_args
         options, extra = parse(list(words))
@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {self._unknown_option() or _plain(message)}; see `{self.prog} --help`")
 
     def _unknown_option(self) -> str:
-        """A sentence about the first option that there is not; empty where all are there."""
+        """A sentence about the first unknown option; empty if all are known."""
         known = self._option_string_actions
         for word in self._words:
             name = word.partition("=")[0]
@@ -68,7 +68,7 @@ class CommandParser(argparse.ArgumentParser):
         return ""
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 - of any type
-        if action.type is Path and not arg_string:  # a variable of the shell that is not set: Path has "." for it
+        if action.type is Path and not arg_string:  # an unset shell variable, which Path would read as "."
             raise argparse.ArgumentError(action, "the name of a file or directory is empty")
         return super()._get_value(action, arg_string)
 
@@ -81,11 +81,11 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def gone(word: str, called: Sequence[str] = ()) -> str:
-    """A hint at the changes, where a row of what went names this word, and of commands none or a part of `called`."""
+    """A hint from the changelog if a row of removed things names this word, and no command or one in `called`."""
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
     known = {name for path, _ in walk() for name in path}
     for row in re.findall(r"^\| (.+?) \| ", changes.partition("**What came**")[0], re.MULTILINE):
-        own = row if called else re.sub("[^;]* of `[^;]*", "", row)  # what was of a command is none itself
+        own = row if called else re.sub("[^;]* of `[^;]*", "", row)  # options of a command are not commands
         named = set(" ".join(re.findall(r"`([^`]+)`", own)).split())
         if word in named and (not called or named & {*called} or not named & known):
             return GONE
@@ -121,13 +121,13 @@ def parser_of(path: Words, command: Command) -> CommandParser:
 
 
 def settings_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """The settings that `--set` takes: the help of each, by its name."""
+    """The settings that `--set` accepts: the help of each, by name."""
     found = (action.about for action in parser._actions if isinstance(action, SetAction))
     return next(found, {})
 
 
 def _written(action: argparse.Action) -> str:
-    """An argument as usage shows it: "--topology FILE", "PROMPT", "[NAME]", "CKPT ..."."""
+    """An argument as in usage: "--topology FILE", "PROMPT", "[NAME]", "CKPT ..."."""
     shown = str(action.metavar or action.dest.upper())
     if action.option_strings:
         return f"{action.option_strings[-1]} {shown}"
@@ -135,7 +135,7 @@ def _written(action: argparse.Action) -> str:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options of a whole command line; prints help and version, and ends then. Raises UsageError."""
+    """Parse a whole command line; for help and version, prints and exits. Raises UsageError."""
     path, node, rest = find(words)
     if isinstance(node, Command):
         return parser_of(path, node).parse(rest)
@@ -145,7 +145,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         print(help_of(path, node))
         raise SystemExit(0)
     if rest[:1] == ["--version"] and len(path) == 1:
-        from importlib.metadata import version  # takes longer than all else here
+        from importlib.metadata import version  # takes longer than everything else here
 
         print(f"onesweep {version('onesweep')}")
         raise SystemExit(0)
@@ -158,14 +158,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         said = close_to(rest[0], known) or ": the command comes first, then its options"
         raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
     hint = gone(rest[0])
-    # a command of one word may stand in a family now; a family's that went has nothing to do with others of its name
+    # a one-word command may be in a family now; a family's removed command is unrelated to others of its name
     found = near(rest[0], path) if len(path) == 1 or not hint else []
     said = f"did you mean {' or '.join(found)}?" if found else f"`{called} --help` lists them"
     raise UsageError(f"{called}: there is no command {quoted(rest[0])}{hint}; {said}")
 
 
 def help_of(path: Words, family: Family) -> str:
-    """Usage, and every member with its sentence, by group."""
+    """Usage, and every member with its sentence, grouped."""
     called = " ".join(path)
     lines = [f"usage: {called} COMMAND ...", "", f"{family.sentence[0].upper()}{family.sentence[1:]}."]
     width = max(len(member.name) for member in family.members) + 2
@@ -185,7 +185,7 @@ def help_of(path: Words, family: Family) -> str:
 
 
 def prompt_of(word: str) -> str:
-    """The prompt that a command line gives; `-` reads standard input. Raises InputError."""
+    """The prompt from the command line; `-` reads standard input. Raises InputError."""
     try:
         return sys.stdin.buffer.read().decode() if word == "-" else word
     except UnicodeDecodeError as error:
@@ -193,7 +193,7 @@ def prompt_of(word: str) -> str:
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:
-    """Raise InputError unless these options are above 0, and not absurd."""
+    """Raise InputError unless these options are above 0 and not absurdly large."""
     for name in names:
         value = getattr(options, name)
         flag = "--" + name.replace("_", "-")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from stages.errors import ServiceError
 from stages.wire.channel import is_loopback, parse_address
 
-# Below those that systems give to outgoing connections, above most that services are known by.
+# Below the ports that systems use for outgoing connections, above most well-known ones.
 PORTS = range(20_000, 32_000)
 MOST_BLOCKS = 32
 TRIES = 10_000
@@ -18,9 +18,9 @@ _kept: deque[contextlib.ExitStack] = deque()
 
 
 def free_port_block(count: int) -> int:
-    """The first of `count` neighbouring loopback ports that are free and reserved. Raises ServiceError if none is."""
-    # a datagram socket of the same number reserves a port between processes: it is in no server's way, and ends with
-    # this process, or after MOST_BLOCKS further calls
+    """Reserve `count` free neighbouring loopback ports; returns the first. Raises ServiceError if there are none."""
+    # a datagram socket with the same number reserves a port between processes: it blocks no server, and closes with
+    # this process or after MOST_BLOCKS further calls
 
     for _ in range(TRIES):
         first = PORTS.start + secrets.randbelow(len(PORTS) - count)
@@ -47,7 +47,7 @@ def port_free(host: str, port: int) -> bool:
 
 
 def check_free(listeners: Mapping[str, str]) -> None:
-    """Raise ServiceError where one of these, by its name, could not listen at its address on this machine."""
+    """Raise ServiceError if one of these named servers could not listen at its address on this machine."""
     for name, address in listeners.items():
         if not is_loopback(address):
             raise ServiceError(

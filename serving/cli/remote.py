@@ -1,4 +1,4 @@
-"""`onesweep serve MODEL` and `invite`: machines that join get their stages; rendezvous, router, gateway run here."""
+"""`onesweep serve MODEL` and `invite`: joining machines get stages; rendezvous, router and gateway run here."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from stages.wire.tokens import read_tokens
 if TYPE_CHECKING:
     from stages.wire.rendezvous import Rendezvous, RunDirectory
 
-# Modules that need torch or cryptography are imported when the command runs.
+# The command imports modules that need torch or cryptography only when it runs.
 
-POLL_S, LATE_S = 0.2, 10.0  # LATE_S: since a machine came last; then it is said what to do
-GONE_S = 5.0  # for the rendezvous to let a machine go
-OTHERS_S = 30.0  # then machines of no ring may stand in for those of the last one
+POLL_S, LATE_S = 0.2, 10.0  # LATE_S: after the last machine came; then advice is printed
+GONE_S = 5.0  # for the rendezvous to drop a machine
+OTHERS_S = 30.0  # after this, new machines may replace those of the last ring
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 
 
@@ -70,7 +70,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 class _ToldProgress(ProgressLine):
-    """Progress that other commands on this machine tell, too, while there is no router that they could ask."""
+    """Progress that other commands on this machine can also show while no router answers them."""
 
     def __init__(self, router: str) -> None:
         super().__init__()
@@ -94,11 +94,11 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     from serving.cli.machine_ring import MachineRing, nobody
     from stages.wire.rendezvous import RunDirectory
 
-    check_model(options)  # before anybody joins
+    check_model(options)  # before any machine joins
     if options.tokens is not None:
         read_tokens(options.tokens)
     run = RunDirectory(run_directory())
-    # Before machines are asked for anything: a router that runs here may be using them.
+    # Before any call to the machines: a router running here may be using them.
     empty = nobody(f"127.0.0.1:{options.port}", run.directory)
     directory = new_directory(empty)
     check_free({ROUTER: empty.router, HTTP: options.http})
@@ -122,8 +122,8 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
 
 @contextmanager
 def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[str], object]) -> Iterator[Rendezvous]:
-    """The rendezvous, on a thread of its own for as long as the model is served; this process and its children dial
-    machines over it. Raises OnesweepError where it cannot listen."""
+    """The rendezvous, on its own thread while the model is served; this process and its children dial machines through
+    it. Raises OnesweepError if it cannot listen."""
     from stages.wire.rendezvous import Rendezvous
     from stages.wire.tickets import MOST_ADDRESSES, own_addresses
 
@@ -166,14 +166,14 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
 
 
 def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace, progress: ProgressLine) -> list[str]:
-    """Names of the machines that are to share the model, once they are there: N of `--wait`, else those of the last
-    ring, or soon as many others. Prints a ticket where some must join."""
+    """Wait for the machines that are to share the model and return their names: N of `--wait`, else those of the last
+    ring, or after a while as many others. Prints a ticket if some must join."""
     from serving.cli.machine_ring import last_order
 
     last, begin, came, came_at = last_order(run), monotonic(), list[str](), monotonic()
 
     def place(name: str) -> bool:
-        return name not in last  # those of the last ring come first
+        return name not in last  # machines of the last ring come first
 
     if (missing := (options.wait or 1) - len(rendezvous.machines)) > 0:
         _, secret = run.invitations.add(missing, days=1)
@@ -183,7 +183,7 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         known, present = sorted(rendezvous.machines, key=place), sorted(rendezvous.present, key=place)
         count = options.wait or max(1, min(len(last) or len(known), len(known)))
         absent = [name for name in known[:count] if name not in present and (name in last or not last)]
-        # others in their places would be sent all anew: only where those stay away
+        # replacements need all files sent again: accept them only if the old machines stay away
         if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
             return present[:count]
         if present != came:
@@ -223,7 +223,7 @@ def run_invite(options: argparse.Namespace) -> int:
     if options.revoke in run.machines():
         run.keep(options.revoke, None)
         deadline = monotonic() + GONE_S
-        # the rendezvous knows it no more then, and a router that is asked next has lost it
+        # until the rendezvous has dropped it, so that the router's next answer counts it as lost
         while serving_here() and options.revoke in LinkRecord.read(run.directory).ports and monotonic() < deadline:
             time.sleep(POLL_S)
         ends = "for other machines its certificate is good until it ends, 30 days at most"

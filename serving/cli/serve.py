@@ -1,4 +1,4 @@
-"""Commands of those who run a service: `host`, `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
+"""Operators' commands: `host`, `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 import argparse
 import asyncio
@@ -78,7 +78,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
     add("--threads", type=int, metavar="N", help="of each host (all cores; 1 for chains, pictures and bfloat16)")
-    add_flags(up, HostSettings, only=("device",))  # not given: a topology may say it
+    add_flags(up, HostSettings, only=("device",))  # not given: the topology may name it
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
 
 
@@ -140,7 +140,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         topology = here.topology
     else:
         raise NothingUp("nothing is up here: say with --topology where the hosts are named")
-    if proxy := LinkRecord.read(topology.certificates).proxy:  # of machines that joined
+    if proxy := LinkRecord.read(topology.certificates).proxy:  # joined machines
         os.environ[LINKS_VARIABLE] = proxy
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
@@ -176,17 +176,17 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
     check_blocks(topology.blocks, parts)
     for name in ("router", *(host.name for host in topology.hosts)):
         if tls := topology.tls_of(name):
-            tls.read()  # here, where the sentence is seen, and not in a log
+            tls.read()  # read here, where the user sees an error, not in a log
     if options.tokens is not None:
         read_tokens(options.tokens)
-    # only a GPU has to be asked for, of torch, which takes a second to import
+    # only a GPU needs a check by torch, which takes a second to import
     for device in {options.device or host.device or AUTO for host in topology.hosts} - {AUTO, "cpu"}:
         device_for(device, plan)
     with lock_beside(new_directory(topology)):
         return Deployment.start(
             topology,
             checkpoint.resolve(),
-            new_directory(topology),  # again: another `up` may have been quicker
+            new_directory(topology),  # again, since another `up` may have been quicker
             threads=options.threads or plan.shared_threads,
             host_options=["--device", options.device] if options.device else (),
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
@@ -257,7 +257,7 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
             state += f"; it has release {host.releases[-1]}"
         state += f"; {host.warning}" if host.warning else ""
         yield f"{host.name:10} {host.address:22} blocks {blocks:6} {state}"
-        # of one that does not answer, they are those that it had
+        # a host that does not answer keeps its last links
         for link in host.links if any(link.kind for link in host.links) and (host.ready or host.rtt_ms) else ():
             carried = f", {link.relayed_bytes / 1e6:,.1f} MB by now" if link.relayed_bytes else ""
             kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{carried}"
@@ -270,7 +270,7 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
     yield from (f"advice: {line}" for line in status.advice)
 
 
-# `onesweep host`: one block host, in its place of a topology.
+# `onesweep host`: one block host at its place in a topology.
 
 
 def add_host(host: argparse.ArgumentParser) -> None:
@@ -293,14 +293,14 @@ def run_host(options: argparse.Namespace) -> int:
 
 
 def host_settings(options: argparse.Namespace) -> StageSettings:
-    """A host in its place of the topology, which it follows. Raises OnesweepError."""
+    """Settings of a host at its place in the topology, which it follows. Raises OnesweepError."""
     source = topology_at(options.topology, options.insecure)
     topology = source.read()
     host = topology.host(options.name)
     checkpoint = options.checkpoint or topology.checkpoint
     if checkpoint is None:
         raise InputError(f"{source} names no checkpoint: add one, or give --checkpoint")
-    options.device = options.device or host.device or None  # empty where a script has none to name
+    options.device = options.device or host.device or None  # empty if a script names none
     return from_flags(
         StageSettings,
         options,
@@ -316,7 +316,7 @@ def host_settings(options: argparse.Namespace) -> StageSettings:
 
 
 def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry) -> FollowNext:
-    """Follow the topology for the hosts that may come after `host`, as long as it has `host` in its place."""
+    """Follow the topology for the hosts that may come after `host`, while `host` keeps its place in it."""
     own = topology.blocks, host.blocks, host.listen
 
     async def follow(set_addresses: Callable[[Sequence[str]], None]) -> None:

@@ -1,6 +1,6 @@
-"""The servers of a deployment on this machine: their arguments, and the one process that becomes all of them.
+"""A deployment's servers on this machine: their arguments, and the process that forks all of them.
 
-`python -P -m serving.cli.servers NAME...` imports once what they need and forks each: memory and time of it are shared.
+`python -P -m serving.cli.servers NAME...` imports their modules once and forks each server: all share time and memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stages.signals import LIFELINE_VARIABLE
 from stages.wire.channel import is_loopback
 from stages.wire.tokens import make_own_token
 
-ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
+ROUTER, HTTP = "router", "http"  # process names of the router and the gateway
 TOPOLOGY, RELEASES, RECORD = "topology.toml", "releases", "deployment.json"
-# How a server is started: -P, because the directory that `up` is called in is not for importing from.
+# Command of a server; -P keeps Python from importing from the directory in which `up` is called.
 MODULE = ["-P", "-m", "serving.cli"]
 FORKED = [*MODULE[:-1], "serving.cli.servers"]
 PRELOADED = {
@@ -34,7 +34,7 @@ PRELOADED = {
     "router": ("serving.router.server",),
     "http": ("serving.gateway.app",),
 }
-PR_SET_NAME = 15  # Linux: what `top` shows, for the forked have one command
+PR_SET_NAME = 15  # Linux: sets the name in `top`, since forked processes share one command
 
 
 def server_arguments(
@@ -49,15 +49,15 @@ def server_arguments(
     hosts_run: bool = False,
     second: str | None = None,
 ) -> dict[str, list[str]]:
-    """Arguments of `onesweep` by the name of the process, the hosts first. Makes their own tokens.
+    """Arguments of `onesweep` by process name, the hosts first. Creates the servers' own tokens.
 
-    :param directory: has the file TOPOLOGY, and the folder RELEASES.
-    :param threads: of each host.
-    :param host_options: more options of every `onesweep host`, such as ("--insecure",).
-    :param router_options: more options of `onesweep router`.
-    :param http: where a gateway listens, too.
-    :param hosts_run: the hosts are up elsewhere: only router and gateway are started, and end with this process.
-    :param second: where a second router listens, which deploys nothing; its name is its address.
+    :param directory: holds the file TOPOLOGY and the folder RELEASES.
+    :param threads: per host.
+    :param host_options: further options of every `onesweep host`, such as ("--insecure",).
+    :param router_options: further options of `onesweep router`.
+    :param http: address of a gateway, if any.
+    :param hosts_run: the hosts run elsewhere: only router and gateway are started, and they end with this process.
+    :param second: address of a second router, which deploys nothing; also its name.
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
     common = ["--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
@@ -78,7 +78,7 @@ def server_arguments(
 
 
 def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
-    """The option that has a server on this machine ask for its own token, where no other says who may ask it."""
+    """The option that makes a local server require its own token, unless another option sets its access."""
     if {"--tokens", "--anybody"} & {*arguments} or not all(map(is_loopback, addresses)):
         return []
     make_own_token(path, *addresses)
@@ -86,8 +86,8 @@ def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
 
 
 def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Start servers by name, each with its arguments; their logs are in `directory`. Linux only: elsewhere libraries
-    may not be used after a fork. Returns their process ids. Raises ServiceError where not all start."""
+    """Start named servers with their arguments, logging to `directory`; returns their process ids. Linux only, since
+    elsewhere libraries do not survive a fork. Raises ServiceError if not all start."""
     with subprocess.Popen(
         [sys.executable, *FORKED, *servers],
         stdin=subprocess.PIPE,
@@ -100,7 +100,7 @@ def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[
             _, errors = starter.communicate(json.dumps({"directory": str(directory), "servers": servers}))
         except BaseException:
             starter.terminate()
-            starter.wait()  # all that it forked is recorded then
+            starter.wait()  # by then all its forks are recorded
             raise
     if starter.returncode:
         raise ServiceError(f"servers cannot start: {errors.strip().rpartition(chr(10))[2]}")
@@ -108,26 +108,26 @@ def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[
 
 
 def recorded(directory: Path) -> dict[str, int]:
-    """Process ids of the servers of a deployment, by name. Raises OSError, or ValueError and the like for no record."""
+    """Process ids of a deployment's servers, by name. Raises OSError, or ValueError and the like for a bad record."""
     record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
     return {str(name): int(pid) for name, pid in record["processes"].items()}
 
 
 def record_processes(directory: Path, processes: Mapping[str, int]) -> None:
-    """Have `recorded` find these."""
+    """Write the record that `recorded` reads."""
     (directory / RECORD).write_text(json.dumps({"processes": processes}), encoding="utf-8")
 
 
 def _fork() -> int:
-    """Become each server in turn; the one that forks records their process ids. The exit code."""
+    """Fork each server in turn and record the process ids; returns the exit code."""
     parent, given, pids = os.getppid(), json.load(sys.stdin), dict[str, int]()
     directory = Path(given["directory"])
     for module in (module for arguments in given["servers"].values() for module in PRELOADED[arguments[0]]):
         importlib.import_module(module)
     if os.getppid() != parent:
-        return 1  # nobody waits for them any more
+        return 1  # the caller no longer waits for them
     gc.collect()
-    gc.freeze()  # a collection would write to what is shared
+    gc.freeze()  # a garbage collection would write to shared memory
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # between a fork and its record
     for name, arguments in given["servers"].items():
         if (pid := os.fork()) == 0:
@@ -139,8 +139,8 @@ def _fork() -> int:
                     os.dup2(file.fileno(), descriptor)
             return main(arguments)
         pids[name] = pid
-        record_processes(directory, pids)  # at once: whatever happens to who waits, `down` finds them
-    os._exit(0)  # what the imports made takes half a second to end
+        record_processes(directory, pids)  # at once, so that `down` finds them whatever happens to the waiting process
+    os._exit(0)  # skip tearing down the imports, which takes half a second
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class _DrawnAnswer:
             self._preview(_pictures_of(response.pictures))
 
     def end(self, moves: int = 0) -> DrawnPictures:
-        """The pictures; moves from router to router count as replays. Raises RouterError where there are none."""
+        """The pictures; moves from router to router count as replays. Raises RouterError if there are none."""
         if self._pictures is None or self._summary is None:
             raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
         self._summary.replays += moves
@@ -57,12 +57,12 @@ class _DrawnAnswer:
 
 
 def _pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
-    """Raises RouterError for pixels that are not as many as the message says."""
+    """Decode pictures. Raises RouterError if the message does not have the number of pixels that it states."""
     import numpy as np
 
     shape = (message.count, message.channels, message.height, message.width)
     try:
-        # its own numbers are not trusted: reshape fails where they do not come to the pixels that it brought
+        # do not trust its own numbers: reshape fails if they do not match its pixels
         pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
     except ValueError:
         raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
@@ -72,7 +72,7 @@ def _pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary |
 
 
 class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
-    """Talks to a router from asyncio code."""
+    """A router's client for asyncio code."""
 
     _stubs: "list[router_pb2_grpc.RouterServiceAsyncStub]"
 
@@ -80,7 +80,7 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
         return open_channel(address, security=self.security, options=options)
 
     async def _ask(self, timeout_s: float, ask: Callable[[int, float], Awaitable[T]]) -> T:
-        """Answer of a router, asked by its place and with the time left; where it is lost, of the next one."""
+        """Call `ask` with a router's index and the time left; if that router is lost, with the next one's."""
         turns = Turns(self, timeout_s)
         while True:
             with turns:
@@ -88,14 +88,14 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
             await asyncio.sleep(turns.pause_s)
 
     async def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
-        """Generate a whole text; `settings` are those of `Request`, and timeout_s.
+        """Generate a whole text; `settings` are the fields of `Request` and timeout_s.
 
         Raises RequestRefused or RouterError.
         """
         return _complete([item async for item in self.events(prompt, whole=True, **settings)])
 
     async def stream(self, prompt: str | bytes, **settings: Any) -> AsyncIterator[bytes | Result]:  # noqa: ANN401
-        """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
+        """Yield pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         async with aclosing(self.events(prompt, **settings)) as events:
             async for event in events:
                 if isinstance(event, bytes | Result):
@@ -112,11 +112,11 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
         named: Callable[[str], object] | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> AsyncGenerator[bytes | Logprobs | router_pb2.Trip | Result, None]:
-        """Like `stream`, with a Trip for each sweep that came back, and Logprobs before the text that they are of.
+        """Like `stream`, with a Trip for each sweep that came back, and Logprobs before their text.
 
-        :param whole: the text in one piece at the end.
+        :param whole: send the text in one piece at the end.
         :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
-        :param named: called first, with the router's name of the request, where it tells one.
+        :param named: called first with the router's name for the request, if it sends one.
         """
         request = Request(prompt=prompt, **settings).message(whole, trips)
         answer = Turns(self, timeout_s)
@@ -142,10 +142,10 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
         authorization: str | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> DrawnPictures:
-        """Draw pictures of one class or of several; `settings` are those of `DrawingRequest`.
+        """Draw pictures of one class or several; `settings` are the fields of `DrawingRequest`.
 
-        :param preview: called with what the pictures look like after each host but the last, mode `chain` only. They
-            come in any order; one that would come after the pictures does not come.
+        :param preview: called with a preview of the pictures after each host but the last, mode `chain` only. Previews
+            arrive in any order, and none after the pictures.
         Raises RequestRefused or RouterError.
         """
         request = drawing_message(classes, settings, previews=preview is not None)
@@ -160,27 +160,27 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
             await asyncio.sleep(turns.pause_s)
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
-        """The hosts as the router sees them. Raises RouterError."""
+        """The router's view of its hosts. Raises RouterError."""
         metadata = self._credentials(authorization)
         return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(STATUS, timeout=s, metadata=metadata))
 
     async def tokenize(
         self, asked: router_pb2.TokenizeRequest, authorization: str | None = None, timeout_s: float = 5.0
     ) -> router_pb2.TokenizeResponse:
-        """A text in the tokens of a mode, or tokens as a text. Raises RequestRefused or RouterError."""
+        """Convert a text to a mode's tokens, or tokens to a text. Raises RequestRefused or RouterError."""
         metadata = self._credentials(authorization)
         return await self._ask(timeout_s, lambda at, s: self._stubs[at].Tokenize(asked, timeout=s, metadata=metadata))
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
-        """True where the router can take requests; no token is needed. Raises RouterError."""
+        """True if the router can serve requests; needs no token. Raises RouterError."""
         answer = await self._ask(timeout_s, lambda at, s: HealthStub(self._newest[at]).Check(HEALTH, timeout=s))
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
         self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float, at: int = 0
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
-        """The progress of a router, one of the client's, while it exchanges its weights for those that `requests` bring
-        or, with None, for those before (`onesweep deploy`). Raises RequestRefused or RouterError."""
+        """Yield the progress of one of the client's routers while it exchanges its weights for those in `requests` or,
+        with None, for the previous ones (`onesweep deploy`). Raises RequestRefused or RouterError."""
         ask: Any = self._stubs[at].Deploy if requests else self._stubs[at].Rollback
         call = ask(requests or router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
         try:
@@ -192,7 +192,7 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
             call.cancel()
 
     def _credentials(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
-        """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
+        """Metadata with the caller's token or this client's. Raises InputError for plain text to another machine."""
         if authorization is None:
             return self._metadata
         self._check(authorization)
@@ -208,7 +208,7 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
 
 
 class Client(RouterConnection, AbstractContextManager["Client"]):
-    """Talks to a router from plain code; see `AsyncClient` for what its methods do."""
+    """A router's client for blocking code; `AsyncClient` documents its methods."""
 
     _stubs: list[router_pb2_grpc.RouterServiceStub]
 
@@ -283,14 +283,14 @@ class Client(RouterConnection, AbstractContextManager["Client"]):
 
 
 def _complete(items: Sequence[object]) -> Result:
-    """The end of a whole answer. Raises RouterError where there is none."""
+    """The Result at the end of a whole answer. Raises RouterError if there is none."""
     if not items or not isinstance(items[-1], Result):
         raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
     return items[-1]
 
 
 class TextDecoder:
-    """Shows bytes as they arrive without cutting a UTF-8 character in two."""
+    """Decodes bytes as they arrive without splitting a UTF-8 character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -1,8 +1,8 @@
-"""The routers of a client: their addresses and errors, and the answer to a request that loses one of them.
+"""A client's routers: their addresses and errors, and failover of a request that loses one of them.
 
-The other router is asked for the same request, with the same seed, so it writes the same text from the beginning. What
-was handed out already is compared and left out. To have it continue a given text would save that time and lose the
-promise: tokens, penalties, schemas, stop strings and the borders of chunks depend on where a text began.
+The other router gets the same request with the same seed, so it generates the same text from the start. The client
+compares the part already handed out and skips it. Continuing the given text would save that time but break the
+guarantee: tokens, penalties, schemas, stop strings and chunk borders depend on where a text began.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from stages.wire.tls import Security, Tls, handshake_problem
 from stages.wire.tokens import token_for, token_metadata
 
 MOST_ROUTERS = 8
-# So long all are asked again: `serve` starts a router that ended anew, which takes seconds, and one that is back may
-# not be reached for 2 s, gRPC's pause between attempts.
+# How long to retry all of them: `serve` restarts a router that ended, which takes seconds, and gRPC may not reach a
+# restarted one for 2 s, its pause between attempts.
 BACK_S, PAUSE_S = 30.0, 0.25
-LOST_AFTER_MS = 5_000  # a ping's answer; gRPC gives it a minute, and sends one every 10 s (channel.py)
+LOST_AFTER_MS = 5_000  # limit on a ping's answer; gRPC's default is a minute, with a ping every 10 s (channel.py)
 _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
 class RequestRefused(InputError):
-    """The router found the token, or a field of the request, wrong; `code` is the gRPC status."""
+    """The router rejected the token or a field of the request; `code` is the gRPC status."""
 
     def __init__(self, message: str, code: StatusCode, request: str = "") -> None:
         super().__init__(message)
@@ -46,8 +46,8 @@ class RequestRefused(InputError):
 class RouterError(ServiceError):
     """The router, or a host behind it, failed or did not answer; `code` is the gRPC status.
 
-    `request` is what the router's log calls the request; empty where it never got there. `reached`: it is the router's
-    own word, not that of a connection which ended."""
+    `request` is the request's name in the router's log; empty if it never arrived. `reached`: the error comes from the
+    router itself, not from a lost connection."""
 
     def __init__(
         self, message: str, code: StatusCode, retry_after_ms: int | None = None, request: str = "", reached: bool = True
@@ -57,7 +57,7 @@ class RouterError(ServiceError):
 
 
 def router_addresses(text: str) -> tuple[str, ...]:
-    """The routers of "HOST:PORT[,HOST:PORT...]", in the order in which they are asked. Raises InputError."""
+    """The routers in "HOST:PORT[,HOST:PORT...]", in the order of use. Raises InputError."""
     addresses = tuple(text.split(","))
     for address in addresses:
         parse_address(address, "router address")
@@ -67,49 +67,49 @@ def router_addresses(text: str) -> tuple[str, ...]:
 
 
 class RouterConnection(ABC):
-    """Common part of the two clients: addresses, certificates and token."""
+    """The common part of the two clients: addresses, certificates and token."""
 
     def __init__(
         self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str | None = None, insecure: bool = False
     ) -> None:
-        """:param address: HOST:PORT, or several with commas between: where a router is lost, the next one continues its
-            requests, and their text is the same.
-        :param tls: the authority that the router's certificate must be signed by; None = plain text.
-        :param token: sent with every call; None = `token_for`: this user's own router asks for no other.
+        """:param address: HOST:PORT, or several separated by commas: if a router is lost, the next one continues its
+            requests with the same text.
+        :param tls: the authority that must have signed the router's certificate; None = plain text.
+        :param token: sent with every call; None = `token_for`, which is all that this user's own router requires.
         :param insecure: accept plain text to another machine, without a token.
 
-        Raises InputError for a connection that would not be safe.
+        Raises InputError for an unsafe connection.
         """
         self.address, self.addresses, self.security = address, router_addresses(address), Security(tls, insecure)
-        self.first = 0  # the router that the next request asks first
+        self.first = 0  # the router that the next request tries first
         self._check(token)
         self._token = token
         self.closed = False
-        self._channels: list[Any] = []  # calls under way end on the channel that they began on
+        self._channels: list[Any] = []  # running calls end on the channel that they began on
         self._open()
 
     @property
     def is_private(self) -> bool:
-        """True where a token that is sent cannot be read on its way."""
+        """True if nobody can read a token on its way."""
         return self.security.tls is not None or all(map(is_loopback, self.addresses))
 
     @property
     def _metadata(self) -> Metadata:
-        """Looked up with each call: a router that is started again asks for another token."""
+        """The call metadata, looked up anew each time: a restarted router wants another token."""
         return token_metadata(token_for(self.address, self.security.tls) if self._token is None else self._token)
 
     def _check(self, token: str | None) -> None:
-        """Raise InputError for plain text that was not allowed, or that would bring a token to another machine."""
+        """Raise InputError for plain text that is not allowed, or that would carry a token to another machine."""
         for address in self.addresses:
             check_target(address, self.security, "router address")
         if token and not self.is_private:
             raise InputError(f"a token is not sent to {self.address} in plain text: give --tls-ca")
 
     def _open(self) -> None:
-        """Connect with the certificates as they are now."""
-        # taken before the files are read: what changes meanwhile is noticed at the next failure
+        """Connect with the current certificates."""
+        # before the files are read: the next failure then notices a change made meanwhile
         stamp = self.security.stamp()
-        # no message of a request is so large that a ping waits long behind it
+        # no request's message is large enough to delay a ping for long
         options = [("grpc.http2.ping_timeout_ms", LOST_AFTER_MS)] if len(self.addresses) > 1 else []
         self._newest = [self._dial(each, options) for each in self.addresses]
         self._channels += self._newest
@@ -121,7 +121,7 @@ class RouterConnection(ABC):
         """A channel of the client's kind."""
 
     def failed(self, error: grpc.RpcError, at: int, timeout_s: float) -> RequestRefused | RouterError:
-        """The exception for people that a status stands for; the next call uses certificates that were renewed."""
+        """The exception for a gRPC error; also picks up renewed certificates for the next call."""
         code, details, metadata = error.code(), printable(error.details() or "", newline=" "), call_metadata(error)
         request, reached, address = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata, self.addresses[at]
         if code.name in _USER_MISTAKES:
@@ -130,21 +130,21 @@ class RouterConnection(ABC):
             return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
         if code is StatusCode.UNAVAILABLE and not reached:
             if self.security.stamp() != self._stamp:
-                with suppress(InputError):  # half of it may be replaced yet
+                with suppress(InputError):  # the files may be half replaced
                     self._open()
             problem = handshake_problem(details, self.security)
             taken = "SETTINGS frame" in details or "HTTP/2" in details
             remedy = "another program has that port, or it hangs" if taken else "start one with `onesweep up`"
             missing = f"no router answers at {address}; {remedy} ({details})"
-            if "resolving" in details:  # gRPC's sentence has three kinds of brackets
+            if "resolving" in details:  # gRPC's own sentence has three kinds of brackets
                 missing = f"the name in {address} has no address: see that it is spelled right"
-            # one that had a connection is asked again: only the call was cut off
+            # retry a router that had a connection: only the call was cut off
             again_ms = None if problem or "last error" in details or "resol" in details else round(1000 * PAUSE_S)
             said = f"the router at {address} {problem}" if problem else missing
             return RouterError(said, code, again_ms, request, reached=False)
         if code is StatusCode.CANCELLED and not reached and not self.closed:
-            # gRPC's own word: of the calls that wait for a server's event loop, it ends some from 1,000 on, and no code
-            # of the server's sees them. CONTINUATION floods fill that queue: each connection that fails leaves a call.
+            # from gRPC itself: once 1,000 calls wait for a server's event loop, it ends some of them unseen by the
+            # server's code. CONTINUATION floods fill that queue: each failed connection leaves a call there.
             said = f"the call to the router at {address} was cut off: too many calls wait there"
             return RouterError(said, StatusCode.UNAVAILABLE, round(1000 * PAUSE_S), request, reached=False)
         if code is StatusCode.UNIMPLEMENTED:
@@ -153,30 +153,30 @@ class RouterConnection(ABC):
 
 
 class Turns:
-    """One request, the router whose turn it is, and what was handed out of the answer, whichever routers it came from.
+    """One request's turns at the routers, and the part of the answer handed out so far, from whichever router.
 
-    As a context manager it is one call. A call that fails ends the block without an exception: it is another's turn.
+    As a context manager it is one call. A failed call ends the block without an exception and passes the turn on.
     """
 
     def __init__(self, client: RouterConnection, timeout_s: float) -> None:
         if not 0 < timeout_s < math.inf:
             raise InputError(f"timeout_s must be above 0, not {timeout_s}")
         self.client, self.timeout_s, self.at = client, timeout_s, client.first
-        self.pause_s, self.moves = 0.0, 0  # before the next turn; from router to router
+        self.pause_s, self.moves = 0.0, 0  # pause before the next turn; moves from router to router
         self._deadline_s = monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
-        self._lost, self._since_s = dict[int, RouterError](), 0.0  # by router, and from when on, since text came last
+        self._lost, self._since_s = dict[int, RouterError](), 0.0  # by router, and since when; text clears it
         self.output = b""
-        # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
+        # Counts of bytes, tokens and trips handed out, and of those that this router has yet to repeat.
         self._out, self._old = Counter[str](), Counter[str]()
 
     @property
     def left_s(self) -> float:
-        """Time until the request's deadline, which all routers share."""
+        """Seconds until the request's deadline, which all routers share."""
         return max(self._deadline_s - monotonic(), 0.0)
 
     def of(self, call: grpc.RpcContext | grpc.aio.RpcContext) -> Self:
-        """This turn, which ends `call`, too."""
+        """Return this turn, which from now on also ends `call`."""
         self._call = call
         return self
 
@@ -188,7 +188,7 @@ class Turns:
         if isinstance(error, grpc.RpcError):
             error = self.client.failed(error, self.at, self.timeout_s)
         elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
-            # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
+            # gRPC also raises it when the connection ended: another router helps, unless we closed it ourselves
             closed, said = self.client.closed, f"the connection to {self.client.addresses[self.at]} was closed"
             code = StatusCode.CANCELLED if closed else StatusCode.UNAVAILABLE
             error = RouterError(said, code, reached=closed)
@@ -198,18 +198,18 @@ class Turns:
         return False
 
     def lost(self, error: RequestRefused | RouterError) -> None:
-        """Give the turn to another router.
+        """Pass the turn to another router.
 
-        Raises `error` where another router would not help, and RouterError where none is left.
+        Raises `error` if another router would not help, and RouterError if none is left.
         """
         addresses, self.pause_s = self.client.addresses, 0.0
         if isinstance(error, RequestRefused):
             raise error from None
         wait_s = (error.retry_after_ms or 0) / 1000
-        if len(addresses) == 1 and (error.reached or not (wait_s or self._lost)):  # nobody ever answered there
+        if len(addresses) == 1 and (error.reached or not (wait_s or self._lost)):  # nothing ever answered there
             raise error from None
         if self._lost and error.code is StatusCode.RESOURCE_EXHAUSTED and 0 < wait_s < self.left_s:
-            self.pause_s = wait_s  # everybody moved here from a router that died: there will be room
+            self.pause_s = wait_s  # all clients moved here from a dead router: room will follow
             return
         if error.code is not StatusCode.UNAVAILABLE:
             raise error from None
@@ -229,9 +229,9 @@ class Turns:
         self.at, self.moves, self._old = left[0], self.moves + (not self.pause_s), self._out.copy()
 
     def read(self, response: router_pb2.GenerateResponse) -> Iterator[bytes | Logprobs | router_pb2.Trip | Result]:
-        """New parts: log-probabilities before the text that they are of, a sweep, or the result, which is last.
+        """Yield new parts: logprobs before their text, a sweep, or the result, which comes last.
 
-        Raises RouterError where this router's text is not the one that was begun.
+        Raises RouterError if this router's text differs from the text begun.
         """
         if scored := list(response.prompt_logprobs)[self._repeated("scored", len(response.prompt_logprobs)) :]:
             yield PromptLogprobs(scored)
@@ -258,7 +258,7 @@ class Turns:
                     yield new
 
     def _repeated(self, kind: str, count: int) -> int:
-        """Number of those among `count` that were handed out before."""
+        """Number of `count` further items that were already handed out."""
         old = min(self._old[kind], count)
         self._old[kind] -= old
         self._out[kind] += count - old

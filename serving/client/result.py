@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from serving.v1 import router_pb2
 
-# The command line imports this module, and a request for text needs neither of these.
+# The command line imports this module, and a text request needs neither of these.
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
-# Of tokens in a row.
+# Logprobs of consecutive tokens.
 Logprobs = list[router_pb2.TokenLogprob]
 
 
 class PromptLogprobs(Logprobs):
-    """Log-probabilities of a prompt's own tokens; NaN for the first."""
+    """Logprobs of a prompt's own tokens; NaN for the first."""
 
 
-# Decimals that are kept, where that is not 3.
+# Decimals to keep, if not 3.
 DIGITS = {"divergence_bits": 4, "distance_bound": 4}
 
 
@@ -38,7 +38,7 @@ class HostShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Mode, seed and cost of any request, as the servers booked them."""
+    """Mode, seed and cost of any request, as the servers recorded them."""
 
     # The mode that ran.
     mode: str = ""
@@ -65,7 +65,7 @@ class Cost:
 
     @property
     def host_seconds(self) -> float:
-        """Seconds of arithmetic on the hosts."""
+        """Seconds of compute on the hosts."""
         return sum(host.compute_ms for host in self.hosts) / 1000
 
 
@@ -116,7 +116,7 @@ class Result(Cost):
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the guesses that counted which were right; None where nothing was guessed."""
+        """Share of the draft tokens reached that were accepted; None without drafts."""
         return self.accepted / self.reached if self.reached else None
 
     def as_json(self) -> dict[str, Any]:
@@ -127,13 +127,13 @@ class Result(Cost):
 
 @dataclass(frozen=True, eq=False)
 class DrawnPictures(Cost):
-    """Pictures. Of a preview only the pixels and the block are known."""
+    """Pictures. A preview has only pixels and block."""
 
     # (pictures, channels, height, width) uint8.
     pixels: NDArray[np.uint8]
-    # For a preview: the block after which it was taken.
+    # The block after which a preview was taken.
     block: int | None = None
-    # Of each picture; "" for one of no class.
+    # The class of each picture; "" for none.
     classes: list[str] = field(default_factory=list)
     levels: int = 0
     solver: str = ""
@@ -153,7 +153,7 @@ class DrawnPictures(Cost):
         return buffer.getvalue()
 
     def sheet(self, columns: int | None = None, scale: int = 1) -> Image.Image:
-        """All pictures side by side, `columns` a row, each pixel `scale` pixels wide."""
+        """All pictures in rows of `columns`, each pixel `scale` pixels wide."""
         import numpy as np
 
         columns = min(columns or len(self), len(self))
@@ -168,14 +168,14 @@ class DrawnPictures(Cost):
 
 
 def image_of(pixels: NDArray[np.uint8]) -> Image.Image:
-    """(channels, height, width) as a picture of Pillow's."""
+    """Convert (channels, height, width) to a Pillow image."""
     from PIL import Image
 
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
 def booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Result | DrawnPictures]) -> dict[str, Any]:
-    """The values of a summary: it has them under the names of the fields of `kind`."""
+    """The values of a summary for the fields of `kind`, which it has under the same names."""
     names = {f.name for f in fields(kind)} - {"text", "output", "pixels", "block", "hosts", "wire_bytes"}
     values = {name: getattr(summary, name) for name in names}
     values |= {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
@@ -184,13 +184,13 @@ def booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Resu
 
 
 class HostsLost(str):
-    """Why a router cannot serve: hosts do not answer, and no machine that joins takes their place."""
+    """Why a router cannot serve: hosts do not answer, and no joining machine takes their place."""
 
 
 def unready_words(status: router_pb2.StatusResponse) -> str:
-    """Why a router cannot serve, as its hosts tell; empty where none does."""
-    if lost := [host.reason for host in status.hosts if host.lost]:  # the others wait for these
+    """Why a router cannot serve, from its hosts' reasons; empty if none gives one."""
+    if lost := [host.reason for host in status.hosts if host.lost]:  # the others wait for the lost ones
         return HostsLost("; ".join(lost))
     found = [host.reason for host in status.hosts if host.reason]
-    # hosts that wait for others quote their reasons
+    # hosts that wait for others repeat their reasons
     return "; ".join(each for each in found if not any(other in each for other in found if other != each))

@@ -1,7 +1,7 @@
-"""A variant of a request: a mode with its settings, such as `sweep`, `ar-speculative:int8` or
-`resample:ar:chunk=32:candidates=64`. They are compared, raced and measured.
+"""Variants of a request: a mode with its settings, such as `sweep`, `ar-speculative:int8` or
+`resample:ar:chunk=32:candidates=64`, to compare, race and measure.
 
-Help reads this file: nothing heavy here.
+`--help` loads this file, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from serving.client.client import Client
     from serving.v1 import router_pb2
 
-# Settings whose value is enough: no two have a value in common.
+# Settings identified by their value alone: no two share a value.
 WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(CODECS, "codec")
-# The others, of texts and of pictures, and their kind. Ranges that depend on the model are the router's to check.
+# The other settings, of texts and of pictures, with their types. The router checks ranges that depend on the model.
 KEYS: dict[str, type] = {f.name: kind_of(f) for f in SETTINGS if f.name not in ("mode", "seed", *WORDS.values())}
 KEYS |= {"guidance": float, "solver": str}
 ORDER = ("scorer", "codec", *KEYS)
@@ -34,7 +34,7 @@ ORDER = ("scorer", "codec", *KEYS)
 
 @dataclass(frozen=True)
 class ModeVariant:
-    """Requests of one kind; settings that are not named are the router's to choose."""
+    """Requests of one kind; the router chooses settings that it does not name."""
 
     mode: str
     settings: tuple[tuple[str, Any], ...] = ()  # in the order of ORDER
@@ -43,12 +43,12 @@ class ModeVariant:
         return dict(self.settings).get(name)
 
     def having(self, **changes: Any) -> ModeVariant:  # noqa: ANN401
-        """The same with other settings; None leaves one out."""
+        """A copy with changed settings; None drops one."""
         found = dict(self.settings) | changes
         return ModeVariant(self.mode, tuple((name, found[name]) for name in ORDER if found.get(name) is not None))
 
     def request(self) -> dict[str, Any]:
-        """Keyword arguments of `Client.generate` or `Client.draw`, but for what is asked."""
+        """Keyword arguments of `Client.generate` or `Client.draw`, except the prompt or classes."""
         return {"mode": self.mode, **dict(self.settings)}
 
     @property
@@ -58,10 +58,10 @@ class ModeVariant:
 
 
 def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), option: str = "--modes") -> ModeVariant:
-    """:param modes: names that are known. :param option: what names the variants, for errors. Raises InputError."""
+    """:param modes: known names. :param option: the option with the variants, for errors. Raises InputError."""
     text = text.strip()
     named = (name for name in modes if text == name or text.startswith(f"{name}:"))
-    mode = max(named, key=len, default=None)  # `local:copy` is no `local` with a setting
+    mode = max(named, key=len, default=None)  # `local:copy` is a mode, not `local` with a setting
     if mode is None:
         name = text.partition(":")[0]
         raise InputError(f"unknown mode {quoted(name)} in {option}{one_of(name, dict.fromkeys(modes))}")
@@ -89,7 +89,7 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
 def parse_variants(
     text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), option: str = "--modes"
 ) -> tuple[ModeVariant, ...]:
-    """The variants of "M,M". Raises InputError."""
+    """Parse variants as in "M,M". Raises InputError."""
     variants = tuple(parse_variant(part, modes, option) for part in text.split(",") if part.strip())
     if not variants:
         raise InputError(f"{option} is empty: name one or more, such as sweep,ar")
@@ -111,8 +111,8 @@ def _value(where: str, name: str, value: str) -> int | float | str:
 
 
 def _check_request(where: str, variant: ModeVariant) -> None:
-    """Raise InputError for what no request's message can carry, before a router is asked."""
-    from serving.drawing.request import DrawingRequest  # it imports grpc, and help waits for no such library
+    """Raise InputError for settings that no message can carry, before anything is sent."""
+    from serving.drawing.request import DrawingRequest  # imports grpc, which `--help` must not wait for
 
     # `local` writes or draws: the bundle decides
     problems = list[str]()
@@ -130,7 +130,7 @@ def _check_request(where: str, variant: ModeVariant) -> None:
 
 
 def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[ModeVariant]:
-    """Every mode that is served, with each served scorer where it uses one.
+    """Every served mode, with each served scorer if it uses one.
 
     :param scorer: the user's choice, or None.
     """
@@ -146,7 +146,7 @@ def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[
 def run_variants(
     client: Client, prompt: str, variants: Sequence[ModeVariant], settings: dict[str, Any]
 ) -> dict[str, Result | str]:
-    """Each one's Result, or the sentence that says why there is none. The first error of an only one is raised."""
+    """Run each variant; returns its Result or a sentence on why it failed. With a single variant, raises its error."""
     outcomes: dict[str, Result | str] = {}
     for variant in variants:
         try:
@@ -159,12 +159,12 @@ def run_variants(
 
 
 def variant_settings(variant: ModeVariant, settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` without those that are other modes' own, and under the variant's."""
+    """`settings` without those that only other modes accept, overridden by the variant's own."""
     others = {f.name for f in SETTINGS if variant.mode not in f.metadata.get("modes", MODES) and f.name not in SHAPES}
     return {**{name: value for name, value in settings.items() if name not in others}, **variant.request()}
 
 
-# Results side by side, for a terminal.
+# A comparison of results, for a terminal.
 
 TEXT_WIDTH = 100
 
@@ -172,7 +172,7 @@ _COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire
 
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
-    """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
+    """A table of each mode's cost and text; a failed mode shows its error instead of figures."""
     told = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
     lines = aligned([_COLUMNS, *told], ruled=True)
     if COPY in outcomes:
@@ -187,7 +187,7 @@ def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
 
 def _row(mode: str, result: Result) -> tuple[str, ...]:
     return (
-        # and the mode that ran, where that is another
+        # and the mode that ran, if it differs
         mode if f"{mode}:".startswith(f"{result.mode}:") else f"{mode}: {result.mode}",
         f"{result.latency_ms:.0f} ms",
         f"{result.first_byte_ms:.0f} ms",

@@ -1,5 +1,5 @@
-"""The ways of drawing: along a chain of hosts, step by step round a ring, and on the router's machine; and checks of a
-request for pictures that need the model."""
+"""Drawing modes: along a chain of hosts, step by step round a ring, and on the router's machine; and the checks of a
+picture request that need the model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage
 from stages.wire.status import failed_precondition, internal, invalid, unavailable
 
-# Called with what the estimate shows after a block.
+# Called with the estimate of the pictures after a block.
 Preview = Callable[[stage_pb2.Pictures], object]
 
 
 @dataclass(frozen=True)
 class CheckedDrawing:
-    """A request for pictures that one mode can serve."""
+    """A picture request that one mode can serve."""
 
     mode: DrawingMode
     info: stage_pb2.PictureInfo
@@ -49,7 +49,7 @@ class CheckedDrawing:
         return stage_pb2.Drawing(seed=p.seed, classes=p.classes, levels=p.levels, solver=p.solver, guidance=p.guidance)
 
     def pictures(self, pixels: bytes, block: int = 0, preview: bool = False) -> router_pb2.Pictures:
-        """Pixels as the answer brings them."""
+        """Wrap pixels for the answer."""
         info, count = self.info, self.plan.pictures
         shape = {"count": count, "channels": info.channels, "height": info.height, "width": info.width}
         return router_pb2.Pictures(pixels=pixels, block=block, preview=preview, **shape)
@@ -87,12 +87,12 @@ class DrawingMode(ABC):
     @property
     @abstractmethod
     def info(self) -> stage_pb2.PictureInfo | None:
-        """The pictures that it draws; None where it has no weights."""
+        """The pictures that it draws; None if it has no weights."""
 
     @property
     @abstractmethod
     def problem(self) -> str:
-        """The weights that are missing where there is no `info`."""
+        """The missing weights, if there is no `info`."""
 
     @property
     def least_levels(self) -> int:
@@ -100,11 +100,11 @@ class DrawingMode(ABC):
 
     @abstractmethod
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
-        """Pixels of all pictures, booked in `account`. Raises StatusError."""
+        """Draw all pictures, add the cost to `account` and return the pixels. Raises StatusError."""
 
 
 class _RingDrawing(DrawingMode):
-    """Pictures that hosts draw."""
+    """Drawing on the hosts."""
 
     kind: ModelKind
 
@@ -120,15 +120,15 @@ class _RingDrawing(DrawingMode):
     def problem(self) -> str:
         return f"the hosts have no {self.kind}/ that draws"
 
-    # A drawing is one message and one result, however many steps hosts make, who keep nothing of it: a replay is the
-    # same message on another path, and a second try beside a slow first one costs its arithmetic only.
+    # A drawing is one message and one result, however many steps the hosts do, and they cache nothing of it: a replay
+    # is the same message on another path, and a second try alongside a slow first one costs only compute.
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
-        # Blocks, a level each at least, whose preview is due; the last one brings the pictures.
+        # Blocks (each with at least one level) whose previews are due; the last block brings the pictures.
         blocks = {*range(self.least_levels - 1)}
 
         def preview_of(event: stage_pb2.Event) -> None:
             shown = event.pictures
-            # A second try brings the same ones again. Others are nonsense, and nothing depends on them.
+            # A second try repeats previews. Any others are nonsense, and nothing depends on them.
             if len(shown.pixels) == order.size and shown.block in blocks:
                 blocks.remove(shown.block)
                 preview(shown)
@@ -167,17 +167,17 @@ class ChainDrawing(_RingDrawing):
 
 
 class StepDrawing(_RingDrawing):
-    """A trip for each step: the undivided net, cut by layers. The hosts go on by themselves until the end."""
+    """A trip for each step: the undivided net, cut by layers. The hosts start every further step themselves."""
 
     name = kind = "steps"
     codecs = tuple(HIDDEN)
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         pixels = await super().draw(order, account, preview)
-        # The result brings the sums of all trips: of a hop's bytes the mean is booked.
+        # The result has the sums over all trips, so the account gets the mean of a hop's bytes.
         hosts, trips = len(account.wire_bytes) - 1, order.plan.levels + 1
         account.sweeps += trips - 1
-        if hosts > 1:  # a host alone sends itself nothing
+        if hosts > 1:  # a single host sends itself nothing
             account.hops += (trips - 1) * hosts
             account.wire_bytes = [*(size // trips for size in account.wire_bytes[:-1]), account.wire_bytes[-1]]
         return pixels
@@ -187,7 +187,7 @@ class StepDrawing(_RingDrawing):
 
 
 class LocalDrawing(DrawingMode):
-    """No trip: a net of a block's size on the router's machine."""
+    """No trip: a net the size of one block on the router's machine."""
 
     name = "local"
     uses_hosts = False
@@ -217,11 +217,11 @@ class LocalDrawing(DrawingMode):
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):
             raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
-        # One thread: the router's event loop must answer others meanwhile, and two nets at once would be no quicker.
+        # One thread: the router's event loop stays free for others, and two nets at once would be no quicker.
         loop = asyncio.get_running_loop()
         begin = partial(Trajectory.whole, self._architecture, order.plan, self._partition)
         trajectory = await loop.run_in_executor(self._thread, begin)
-        while not trajectory.done:  # a level at a time: other requests draw in between, and a client that left ends it
+        while not trajectory.done:  # one level at a time: others draw in between, and a client that leaves ends it
             account.local_compute_ms += await loop.run_in_executor(self._thread, self._step, trajectory)
         return trajectory.pixels().numpy().tobytes()
 
@@ -235,12 +235,12 @@ class LocalDrawing(DrawingMode):
 
 
 def drawing_modes(ring: RingView, local: LocalDrawing) -> dict[str, DrawingMode]:
-    """Every mode over a ring and the router's own nets."""
+    """Every drawing mode over a ring and the router's own nets."""
     return {mode.name: mode for mode in (ChainDrawing(ring), StepDrawing(ring), local)}
 
 
 async def retry_drawing(order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
-    """Pixels, none of them from hosts that were found faulty meanwhile. Raises StatusError."""
+    """Draw pixels, none of them from hosts found faulty meanwhile. Raises StatusError."""
     for _ in range(MOST_TRIES):
         try:
             return await order.mode.draw(order, account, preview)
@@ -262,14 +262,14 @@ def check_drawing_mode(name: str, modes: Modes) -> DrawingMode:
 
 
 def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Modes, due_at: float) -> CheckedDrawing:
-    """A request that `mode` can serve. Meaningful once the hosts are ready. Raises StatusError.
+    """Check that `mode` can serve a request. Meaningful once the hosts are ready. Raises StatusError.
 
-    :param modes: all of them, to name those that are served. Nothing of the pictures' size is made before their number
+    :param modes: all modes, to name the served ones. Nothing of the pictures' size is allocated before their number
         is checked.
     """
     if mode.info is None:
         raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}; {_served(modes)}")
-    # The product is checked before anything is made of it: ten bytes of a message can ask for a billion pictures.
+    # Check the product before allocating anything: ten bytes of a message can request a billion pictures.
     each = request.pictures or 1
     count = each * len(request.classes)
     if not 1 <= count <= MAX_PICTURES:

@@ -1,4 +1,4 @@
-"""A request for pictures: one dataclass, from whose fields the message, the command's flags and HTTP's fields derive.
+"""A picture request: one dataclass whose fields define the message, the command's flags and the HTTP fields.
 
 Clients and the command line import this module, so it must not import torch.
 """
@@ -17,13 +17,13 @@ from stages.wire.status import CALLS
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingRequest:
-    """Pictures to draw, and how. None leaves a setting to the router."""
+    """The pictures to draw, and their settings. None leaves a setting to the router."""
 
-    # Names of classes, or their numbers; "" for a picture of any.
+    # Class names or numbers; "" for any class.
     classes: Sequence[str]
     pictures: int = setting(1, "pictures of each class", least=1, most=MAX_PICTURES, metavar="N")
     mode: str = setting("chain", ", ".join(DRAWING_MODES), metavar="M")
-    # The next picture has the next seed.
+    # Each further picture has the next seed.
     seed: int = setting(0, "the same seed gives the same picture", least=0, most=MAX_SEED, metavar="S")
     levels: int | None = setting(
         None, f"steps from noise to picture ({DEFAULT_LEVELS})", least=1, most=MAX_COUNT, metavar="K"
@@ -32,7 +32,7 @@ class DrawingRequest:
     guidance: float | None = setting(None, f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
     codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", rare=True)
 
-    # Bounds are the message's; the router knows the model and checks the rest.
+    # Checks the message's bounds; the router knows the model and checks the rest.
     def __post_init__(self) -> None:
         try:
             check(self)
@@ -40,7 +40,7 @@ class DrawingRequest:
             raise RequestError(str(error)) from None
 
     def message(self, previews: bool = False) -> router_pb2.DrawRequest:
-        """The message that carries it. Raises InputError for what a message cannot carry."""
+        """The gRPC message. Raises InputError for a value that no message can carry."""
         for word in (self.mode, self.solver or "", self.codec or ""):
             if not word.isascii():
                 raise RequestError(f"{quoted(word)} has letters that no mode, solver or codec has")
@@ -53,6 +53,6 @@ class DrawingRequest:
 def drawing_message(
     classes: str | Sequence[str], settings: Mapping[str, Any], *, previews: bool
 ) -> router_pb2.DrawRequest:
-    """The message for pictures of one class or of several. Raises InputError."""
+    """Make the message for pictures of one class or several. Raises InputError."""
     names = (classes,) if isinstance(classes, str) else tuple(classes)
     return DrawingRequest(classes=names, **settings).message(previews)

@@ -1,1 +1,1 @@
-"""The HTTP face: an OpenAI-compatible API and two pages, in front of a router."""
+"""The HTTP gateway: an OpenAI-compatible API and two pages in front of a router."""

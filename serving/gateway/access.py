@@ -1,4 +1,4 @@
-"""Dependencies of the handlers: the router as a caller may use it, and strict parsing of bodies."""
+"""Dependencies of the handlers: access to the router with the caller's token, and strict parsing of bodies."""
 
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -27,10 +27,10 @@ RouterClient = Annotated[AsyncClient, Depends(_client)]
 
 @dataclass(frozen=True)
 class RouterAccess:
-    """The router, asked with the token of who calls."""
+    """The router, used with the caller's token."""
 
     client: AsyncClient
-    # Of requests that name none.
+    # Timeout of requests that name none.
     timeout_s: float
     authorization: str | None = field(repr=False)
 
@@ -59,11 +59,11 @@ def _access(
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> RouterAccess:
     settings, told = request.app.state.settings, None
-    # Clients send a token out of habit, or none that is one, and the way to the router may not be private: the router
-    # decides without it, and where it wants a token its refusal says so.
+    # Clients send a token out of habit, or something that is not one, and the link to the router may not be private. In
+    # these cases the router decides without it, and its refusal says so if it wants a token.
     if client.is_private and (match := re.fullmatch(r"[Bb]earer +([\x21-\x7e]{1,4096})", authorization or "")):
         told = SCHEME + match[1]
-    # the page works at once on the user's own machine: all who reach it get texts and status, no more
+    # the page works at once on the user's own machine: anyone who reaches it gets texts and status, no more
     if is_loopback(settings.listen) and (own := own_token(client.address)):
         told = SCHEME + own
     return RouterAccess(client, settings.timeout_s, told)
@@ -74,7 +74,7 @@ Router = Annotated[RouterAccess, Depends(_access)]
 
 class _StrictRequest(Request):
     async def json(self) -> object:
-        """Parsed without NaN, halves of surrogate pairs or deep nesting. Raises ApiError."""
+        """The parsed body, without NaN, halves of surrogate pairs or deep nesting. Raises ApiError."""
         try:
             parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:

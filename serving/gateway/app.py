@@ -1,8 +1,8 @@
-"""The gateway: an ASGI application in front of one router, and the process that serves it: uvicorn on one socket, with
-limits and a certificate that can be renewed.
+"""The gateway: an ASGI application in front of one router, and the process that serves it: uvicorn on one socket,
+with limits and a renewable certificate.
 
-It is no part of the router: it needs no weights, can run on another machine or several times, and web traffic cannot
-slow the router's event loop.
+It is separate from the router: it needs no weights, can run on another machine or several times, and web traffic
+cannot slow the router's event loop.
 """
 
 import asyncio
@@ -88,12 +88,12 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
 
 
 def serve(settings: HttpSettings) -> None:
-    """Run a gateway to its end. Raises OnesweepError."""
+    """Run a gateway until it stops. Raises OnesweepError."""
     run_until_signal(partial(run_gateway, settings))
 
 
 class OwnCertificate:
-    """A server's certificate for browsers, looked up for every handshake, so that a renewed one needs no restart."""
+    """A server's certificate for browsers, looked up for every handshake, so that renewal needs no restart."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises InputError."""
@@ -113,15 +113,15 @@ class OwnCertificate:
             try:
                 self._newest = _read(self.certificate, self.key)
                 log.info("new certificate %s", self.certificate)
-            except InputError as error:  # maybe only one of the files is replaced so far: the next change is read again
+            except InputError as error:  # perhaps only one file is replaced so far: read again at the next change
                 log.warning("new certificate not taken: %s", error)
         connection.context = self._newest
 
 
 class _Connection(H11Protocol):
-    """A connection that gives way to newer ones while it has no request, and is not closed while one arrives."""
+    """A connection that yields to newer ones while it has no request, and stays open while one arrives."""
 
-    # When it came, or its last answer ended, by the loop's clock.
+    # When it was opened or its last answer ended, by the loop's clock.
     idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,11 +144,11 @@ class _Connection(H11Protocol):
         self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.is_closing():  # it has no descriptor any more
+        if self.transport.is_closing():  # its descriptor is gone
             return
         arrived = select.poll()
         arrived.register(self.transport.get_extra_info("socket"), select.POLLIN)
-        if not arrived.poll(0):  # else the loop reads it next
+        if not arrived.poll(0):  # else the loop reads the request next
             super().timeout_keep_alive_handler()
 
     def _longest_idle(self) -> H11Protocol | None:
@@ -158,16 +158,16 @@ class _Connection(H11Protocol):
 
 
 class _Listener(socket.socket):
-    """A listening socket that closes at once what would take the last descriptors, as a TLS handshake does that never
-    ends."""
+    """A listening socket that closes at once connections that would use the last descriptors, such as endless TLS
+    handshakes."""
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
-        # what asyncio gives is how many it accepts at once, before any of them can have another one give way
+        # asyncio passes the number that it accepts at once, before any of these can make another connection yield
         super().listen(BACKLOG)
 
     def accept(self) -> tuple[socket.socket, Any]:
         connected, address = super().accept()
-        if connected.fileno() >= descriptor_limit() - RESERVED // 2:  # the lowest free number is given out first
+        if connected.fileno() >= descriptor_limit() - RESERVED // 2:  # the system assigns the lowest free number
             connected.close()
             raise ConnectionAbortedError
         return connected, address
@@ -176,9 +176,9 @@ class _Listener(socket.socket):
 class WebServer(uvicorn.Server):
     """A uvicorn server that ends when `should_exit` is set, and leaves signals alone.
 
-    There are MAX_CONNECTIONS at most, as far as the limit of descriptors leaves them. For a further one the connection
-    that has been without a request for longest is closed; where all have one, it is answered with 503. That more silent
-    clients are refused is for the proxy in front of a public one.
+    It holds at most MAX_CONNECTIONS, or fewer if the limit of descriptors is lower. A further one closes the connection
+    that has been without a request for longest; if all have one, it gets a 503. On a public gateway, the proxy in front
+    has to refuse more silent clients.
     """
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
@@ -211,7 +211,7 @@ class WebServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing: uvicorn would raise each signal again after its own end."""
+        """Do nothing, because uvicorn would raise each signal again after it ends."""
         yield
 
 
@@ -230,10 +230,10 @@ def open_socket(listen: str) -> socket.socket:
 def _read(certificate: Path, key: Path) -> ssl.SSLContext:
     """A context with these files. Raises InputError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2: none that encrypts and authenticates in two steps
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2: only AEAD ciphers
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # without a passphrase callback a locked key would ask on the terminal
+        # without a passphrase callback, a locked key would prompt on the terminal
         context.load_cert_chain(certificate, key, password=lambda: "")
         check_secret(key)
     except (OSError, ssl.SSLError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The base of all requests: a strict object, and the table of OpenAI's fields that are not honoured here."""
+"""The base of all requests: a strict object, and the table of OpenAI's fields without effect here."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ MAX_FIELDS = 64
 
 
 def _describe_nulls(schema: dict[str, Any]) -> None:
-    """A JSON schema that says what `Fields` takes: null in place of any field that may be left out."""
+    """Make a JSON schema say that `Fields` accepts null for any optional field."""
     if schema.get("additionalProperties") is False:
         schema["additionalProperties"] = {"type": "null"}
     for name, about in schema.get("properties", {}).items():
@@ -25,7 +25,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, value: object) -> object:
-        """1.0 is an integer, as in JSON. Raise ValueError for too many fields: each unknown one would be an error."""
+        """Read 1.0 as an integer, like JSON. Raise ValueError for too many fields: each unknown one is an error."""
         if not isinstance(value, dict):
             return value
         if len(value) > MAX_FIELDS:
@@ -34,13 +34,13 @@ class Fields(BaseModel):
         return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in given.items()}
 
 
-# The fields of OpenAI's API that change nothing here, with the values that are taken. `tests/serving/gateway` holds
-# docs/http.md against these tables.
+# The fields of OpenAI's API without effect here, with the values accepted. `tests/serving/gateway` compares
+# docs/http.md with these tables.
 OF_TEXTS: dict[str, Any] = {
     "background": Literal[False],
     "best_of": Literal[1],
     "include": Any,
-    "max_tool_calls": Any,  # of OpenAI's own tools, of which there are none
+    "max_tool_calls": Any,  # for OpenAI's own tools, which this server lacks
     "metadata": Any,
     "modalities": list[Literal["text"]],
     "prediction": Any,
@@ -68,7 +68,7 @@ OF_PICTURES: dict[str, Any] = {
     "style": Any,
     "user": Any,
 }
-# What to do in place of a field, or a value, that is refused.
+# Advice for a rejected field or value.
 INSTEAD = {
     "audio": "the model writes text only",
     "best_of": "ask for n choices, and choose among them",
@@ -96,6 +96,6 @@ INSTEAD = {
 
 
 def without_effect(table: dict[str, Any]) -> type[Fields]:
-    """A base with the fields of a table."""
+    """Make a base class with the fields of a table."""
     own = {name: (kind | None, Field(None, description="no effect")) for name, kind in table.items()}
     return create_model("WithoutEffect", __base__=Fields, **own)  # type: ignore[call-overload]

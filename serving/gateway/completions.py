@@ -1,4 +1,4 @@
-"""Completions: a request's settings for the router, its choices as they are generated, and OpenAI's answer objects."""
+"""Completions: a request's settings for the router, its choices as they arrive, and OpenAI's answer objects."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from stages.limits import MAX_SEED
 
 
 def costs_of(result: Result) -> dict[str, Any]:
-    """The account of a text, for the answer's `onesweep.accounting`."""
+    """A text's account, for `onesweep.accounting` in the answer."""
     record = result.as_json()
     del record["text"]
     return {**record, "host_seconds": result.host_seconds}
 
 
 def drawn_seed(seed: int | None) -> int:
-    """The seed of a request: a random one where it names none."""
-    # below what readers keep that take JSON's numbers for doubles
+    """The seed of a request, random if it names none."""
+    # below 2^53, for JSON readers that use doubles
     return secrets.randbelow(1 << 53) if seed in (None, -1) else seed
 
 
@@ -51,16 +51,16 @@ def drawn_seed(seed: int | None) -> int:
 class CompletionOrder:
     """Requests to the router for the choices of one answer, prompt by prompt."""
 
-    # Of each prompt: the text that stands before its choices, and what the router is asked.
+    # For each prompt: the text to put before its choices, and the request to the router.
     prompts: tuple[tuple[str, dict[str, Any]], ...]
-    # Of the choices of each.
+    # Seeds of each prompt's choices.
     seeds: tuple[int, ...]
-    # False: what is written, or how likely it is, is left out of the answer.
+    # False: the answer omits the generated text or its logprobs.
     writes: bool = True
     logprobs: bool = True
-    # What the text is not held to of the request's JSON schemas.
+    # Parts of the request's JSON schemas that are not enforced.
     unenforced: tuple[str, ...] = ()
-    # Names of the tools that a choice may call, and how many calls it may make: None for any number.
+    # Names of the tools that a choice may call, and the most calls; None for any number.
     tools: tuple[str, ...] = ()
     most_calls: int | None = None
 
@@ -70,7 +70,7 @@ class CompletionOrder:
 
 
 def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOrder:
-    """:param format_field: the API's field with the form of the text.
+    """:param format_field: the API's field for the text's format.
 
     Raises ApiError.
     """
@@ -78,7 +78,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
     json_schema, unenforced = _json_schema(chat, format_field) if chat else ("", [])
     offered = chat.offered if chat else []
-    # as chat templates know them; those of a response have their type themselves
+    # in the form that chat templates expect; in a response the tool itself has the type
     functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in offered]
     tools = [{"type": "function", "function": function} for function in functions]
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
@@ -91,7 +91,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
         "prompt": "",
         "mode": SCORING if scores and mode == AUTO else mode,
         "score_prompt": scores,
-        # the hosts write a token after each prompt that they score
+        # the hosts generate one token after each prompt that they score
         "max_tokens": DEFAULT_MAX_TOKENS if most is None else max(most, 1),
         "fits_context": most is None,
         "temperature": request.temperature,
@@ -113,7 +113,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
     prompts = [("", settings)]
     if isinstance(request, CompletionRequest):
-        texts: list[Any] = request.prompt  # one prompt of tokens stands in a list by now
+        texts: list[Any] = request.prompt  # a single prompt of tokens is in a list by now
         asked = [settings | {"prompt" if isinstance(each, str) else "prompt_tokens": each} for each in texts]
         prompts = [*zip(texts if request.echo and not scores else [""] * len(texts), asked, strict=True)]
     told = most != 0, not scores or logprobs is not None
@@ -122,10 +122,10 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
 
 
 def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
-    """The schema that the text must follow, as JSON, empty where it is any text; and what neither it nor calls are held
-    to. Raises ApiError for what a strict schema cannot be held to."""
+    """The JSON schema that the text must follow, empty for any text, and the parts that are not enforced for text or
+    calls. Raises ApiError for a part of a strict schema that cannot be enforced."""
     text, unenforced = "", list[str]()
-    # a text that is a call has no other form
+    # a text that must be a call has no other format
     match None if chat.must_call else chat.response_format:
         case JsonSchemaFormat(json_schema=named):
             schema, unenforced = held_part(named.schema_)
@@ -148,7 +148,7 @@ def _check_held(unenforced: Sequence[str], strict: bool | None, field: str) -> N
 
 @dataclass(frozen=True)
 class ChoiceText:
-    """A piece of a choice's text, the log-probabilities of its tokens where they were asked for, and calls of tools."""
+    """A piece of a choice's text, the logprobs of its tokens if requested, and tool calls."""
 
     index: int
     text: str
@@ -177,10 +177,10 @@ Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
 async def run_choice(
     router: RouterAccess, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
 ) -> Choice:
-    """Texts of one choice, then its end.
+    """Yield the texts of one choice, then its end.
 
-    :param named: hears first what the router calls the request.
-    :param whole: in one piece.
+    :param named: called first with the router's name for the request.
+    :param whole: send the text in one piece.
     Raises OnesweepError.
     """
     decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
@@ -220,7 +220,7 @@ async def run_choice(
 
 
 async def whole_choices(items: Choice, count: int) -> tuple[list[ChoiceText], list[ChoiceEnd]]:
-    """Text and end of each choice, by index. Raises OnesweepError."""
+    """Collect the text and end of each choice, by index. Raises OnesweepError."""
     texts, ends = [ChoiceText(index, "") for index in range(count)], dict[int, ChoiceEnd]()
     async with aclosing(items):
         async for item in items:
@@ -231,7 +231,7 @@ async def whole_choices(items: Choice, count: int) -> tuple[list[ChoiceText], li
     return texts, [ends[index] for index in range(count)]
 
 
-# OpenAI's objects: what a completion and a chat look like, whole and in chunks.
+# OpenAI's objects of completions and chats, whole and in chunks.
 
 
 class AnswerFormat:
@@ -240,7 +240,7 @@ class AnswerFormat:
     def __init__(self, request: TextRequest, order: CompletionOrder) -> None:
         self.model, self.chat, self.created = request.model, isinstance(request, ChatRequest), int(time.time())
         self.order = order
-        # characters of each choice so far, as its tokens have them
+        # characters of each choice so far, decoded from its tokens
         self._lengths, self._decoders = Counter[int](), defaultdict[int, TextDecoder](TextDecoder)
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
 
@@ -248,7 +248,7 @@ class AnswerFormat:
         return self._object("chat.completion.chunk" if self.chat else "text_completion", choices, more)
 
     def opening_chunk(self, index: int, **more: object) -> dict[str, Any]:
-        """The first one of a choice in a chat."""
+        """The first chunk of a choice in a chat."""
         return self.chunk([_choice(index, None, delta={"role": "assistant", "content": ""})], **more)
 
     def chunk_of(self, item: ChoiceText | ChoiceEnd, **more: object) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class AnswerFormat:
         offsets = list[int]()
         for each in told:
             offsets.append(self._lengths[index])
-            self._lengths[index] += len(self._decoders[index].feed(each.text))  # a token may cut a character
+            self._lengths[index] += len(self._decoders[index].feed(each.text))  # a token may split a character
         return {
             "tokens": [_shown(each) for each in told],
             "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in told],
@@ -312,7 +312,7 @@ def _token(told: router_pb2.TokenLogprob) -> dict[str, Any]:
 
 
 def _shown(told: router_pb2.TokenLogprob) -> str:
-    """A token's text; of one that cuts a character its bytes, as OpenAI's API shows them."""
+    """A token's text; for a token that splits a character its bytes, in the notation of OpenAI's API."""
     try:
         return told.text.decode()
     except UnicodeDecodeError:
@@ -320,13 +320,13 @@ def _shown(told: router_pb2.TokenLogprob) -> str:
 
 
 def own_part(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any]:
-    """The object `onesweep` of an answer."""
+    """The `onesweep` object of an answer."""
     told = {"unenforced": [*order.unenforced]} if order.unenforced else {}
     return {"accounting": [{"index": end.index, **costs_of(end.result)} for end in ends], **told}
 
 
 def usage(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any]:
-    """Counts in the model's tokens. A prompt counts once for all its choices.
+    """Counts of the model's tokens. A prompt counts once for all its choices.
 
     :param ends: by index.
     """

@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API: one JSON object, and the HTTP status that clients act on."""
+"""Errors in OpenAI's format: one JSON object, and the HTTP status that clients act on."""
 
 import json
 import math
@@ -19,10 +19,10 @@ from serving.gateway.base_fields import INSTEAD
 from serving.router.request import SETTINGS
 from stages.errors import InputError, OnesweepError
 
-_SHOWN = 80  # characters of a wrong value in the sentence about it
+_SHOWN = 80  # most characters quoted of a wrong value
 REQUEST_ID = "x-request-id"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-# All other codes are faults of the router or a host: 502.
+# Every other code is a fault of the router or a host: 502.
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
@@ -33,10 +33,10 @@ _STATUSES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 
-# Fields of `onesweep` that clients of other servers send beside it.
+# Fields of `onesweep` that clients of other servers send at the top level.
 _OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")}
 _OWN_FIELDS |= {"mode", "timeout_s", "levels", "solver", "guidance"}
-# The words of a router's refusal that name a field, as clients send it; and how it is called at some paths.
+# Words in a router's refusal that name a field, with the field's name in requests; and its other name at some paths.
 _SENT = {f.name: f.name for f in SETTINGS} | {name: f"onesweep.{name}" for name in _OWN_FIELDS}
 _ALIKE = "echo", "logit_bias", "prompt", "response_format", "stop", "tokens", "tool_choice", "tools"
 _SENT |= {name: name for name in _ALIKE} | {"messages": "prompt", "class": "prompt"}
@@ -46,7 +46,7 @@ _SENT_AT = {
     "/v1/responses": {"prompt": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
 }
 
-# What a value should have been, by pydantic's name of the mistake: its own sentences are of Python's types.
+# The expected value, by pydantic's name of the error: pydantic's own sentences speak of Python types.
 _WANTED = {
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
@@ -71,7 +71,7 @@ _WANTED = {
     "too_long": "must have at most {max_length} entries",
     "missing": "is missing",
 }
-# The same where that says too little, by the field, whether it is within it, and the mistake.
+# More exact sentences, by field, whether the error is inside it, and pydantic's name.
 _WANTED_IN = {
     **{(name, False, "list_type"): "must be a text or a list" for name in ("input", "prompt", "stop")},
     ("prompt", True, "string_type"): "must be a text or a list",
@@ -80,8 +80,8 @@ _WANTED_IN = {
     ("size", False, "string_pattern_mismatch"): "must be auto, or WIDTHxHEIGHT",
 }
 
-# Errors in the schema: those of any request, and those of what asks the router. Without a default the framework would
-# add a 422, which it never answers here.
+# Errors in the OpenAPI schema: of any request, and of requests to the router. Without a default the framework would add
+# a 422, which this server never sends.
 _Error = create_model("Error", message=str, type=str, param=str | None, code=str | None)
 _ERROR: dict[str, Any] = {"model": create_model("ErrorAnswer", error=_Error)}
 OF_ALL: dict[int | str, dict[str, Any]] = dict.fromkeys((403, 408, 413, 500, 503, "default"), _ERROR)
@@ -89,7 +89,7 @@ OF_ROUTER: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 415, 
 
 
 class ApiError(HTTPException):
-    """An error answer: a sentence, and the field that it is about."""
+    """An error answer: a sentence, and the field that it concerns."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class ApiError(HTTPException):
 
 
 def api_error_of(error: Exception, path: str = "") -> ApiError:
-    """The answer to an exception: ours, of a wrong field, or the framework's own. path: that was asked for."""
+    """The answer to an exception: ours, one for a wrong field, or the framework's. path: the requested path."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -119,7 +119,7 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
             words = "there is no such path here: GET /openapi.json tells which there are"
-        # what is got can be asked for by HEAD, which no route has by itself
+        # paths with GET also answer HEAD, which the routes do not list
         headers = {name: "GET, HEAD" if told == "GET" else told for name, told in (error.headers or {}).items()}
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
@@ -131,7 +131,7 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
         if status == 401:
             headers["www-authenticate"] = "Bearer"
         if status == 504:
-            headers["x-should-retry"] = "false"  # OpenAI's client would have it computed twice more
+            headers["x-should-retry"] = "false"  # else OpenAI's client would have it computed twice more
         param = _refused_field(str(error), path) if status == 400 else None
         return ApiError(status, str(error), param=param, code=code, headers=headers)
     if isinstance(error, InputError):
@@ -142,13 +142,13 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
 
 
 def named(requests: Sequence[str]) -> dict[str, str]:
-    """The header with a request's name in the router's log; of several requests the first one's."""
+    """The header with a request's name in the router's log; the first one's if there are several."""
     return {REQUEST_ID: requests[0]} if requests else {}
 
 
 def _refused_field(sentence: str, path: str) -> str | None:
-    """The field, as it was sent, that a router's refusal names, in its advice where not before; the mode last, which
-    refusals of other fields name, too."""
+    """The field, as sent, that a router's refusal names, if need be in its advice; the mode comes last, because
+    refusals of other fields name it too."""
     for said in (sentence.partition(": ")[0], sentence):
         if named := [word for word in re.findall(r"\w+", said) if word in _SENT]:
             sent = _SENT[min(named, key=lambda word: word == "mode")]
@@ -157,7 +157,7 @@ def _refused_field(sentence: str, path: str) -> str | None:
 
 
 def _path(error: Mapping[str, Any], body: object) -> list[str]:
-    """A wrong field as the body has it, without pydantic's names of the kinds that a field may be of."""
+    """The path of a wrong field in the body, without pydantic's names of union members."""
     path = list[str]()
     for place, part in enumerate(error["loc"], 1):
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
@@ -169,16 +169,16 @@ def _path(error: Mapping[str, Any], body: object) -> list[str]:
 
 
 def _reached(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[int], bool]:
-    """Depth and places of a mistake in a value, and whether it is more than another kind of value."""
+    """Depth and list positions of an error in a value, and whether it is more than a wrong type."""
     path, error = found
     return len(path), [int(part) for part in path if part.isdigit()], not error["type"].endswith("_type")
 
 
 def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """The answer to pydantic's list of what is wrong with a body: about the first field in it, and the deepest place
-    there, since a value that may be of several kinds is wrong as each of them."""
+    """The answer to pydantic's list of errors in a body, about the first field and the deepest place in it, because
+    pydantic reports a value of a union type as wrong for each member."""
     of_first = (each for each in errors if each["loc"][:2] == errors[0]["loc"][:2])
-    of_kinds = dict[tuple[str, ...], Mapping[str, Any]]()  # the first mistake as each of them
+    of_kinds = dict[tuple[str, ...], Mapping[str, Any]]()  # the first error for each member
     for each in of_first:
         of_kinds.setdefault(tuple(part for part in each["loc"] if not isinstance(part, int)), each)
     path, first = max(((_path(each, body), each) for each in of_kinds.values()), key=_reached)
@@ -205,7 +205,7 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer in ASCII, so that no text can make the answer itself fail."""
+    """A JSON answer in ASCII, so that no text can break the answer itself."""
     return Response(json.dumps(content), status, {"cache-control": "no-store", **(headers or {})}, "application/json")
 
 

@@ -1,4 +1,4 @@
-"""The fields of requests: those of OpenAI's API that our models support, and ours."""
+"""The fields of requests: those of OpenAI's API that our models support, and our own."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -22,9 +22,9 @@ from stages.host.schema_check import OF_CALLS, held_part
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_SEED
 from stages.settings import Bounds
 
-MAX_CHOICES = 16  # of a prompt, and at once
+MAX_CHOICES = 16  # per prompt and per request
 MAX_PROMPTS = 128
-MAX_IMAGES = 10  # as OpenAI has it
+MAX_IMAGES = 10  # OpenAI's limit
 MAX_ENTRANTS = 16
 DEFAULT_MAX_TOKENS = 128
 
@@ -34,7 +34,7 @@ def _as_list(value: object) -> object:
 
 
 def _as_prompts(given: list[Any]) -> list[str | list[int]]:
-    """A list of prompts, each a text or a list of tokens. Raises ValueError for too many."""
+    """Read a list of prompts, each a text or a list of tokens. Raises ValueError for too many."""
     prompts = [given] if isinstance(given[0], int) else given
     if len(prompts) > MAX_PROMPTS:
         raise ValueError(f"must have at most {MAX_PROMPTS} entries")
@@ -48,7 +48,7 @@ def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    # hosts would hold calls to it, and leave the words around them free
+    # hosts would enforce it on calls only, not on the words around them
     if OF_CALLS in schema:
         raise ValueError(f"{OF_CALLS} is no keyword of JSON schemas: leave it out")
     return schema
@@ -56,8 +56,8 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-# a schema has its bounds in double precision, which has 2^64 and not the seed before it
-SeedOrNone = Annotated[int, Field(ge=-1, lt=MAX_SEED + 1)]  # -1: none, as other servers have it
+# the JSON schema states bounds as doubles, which represent 2^64 but not the largest seed
+SeedOrNone = Annotated[int, Field(ge=-1, lt=MAX_SEED + 1)]  # -1: none, as in other servers
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Timeout = Annotated[
@@ -65,17 +65,17 @@ Timeout = Annotated[
 ]
 TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-# a character has a byte at least; the router counts bytes
+# a character has at least one byte; the router counts bytes
 StopList = Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]], Field(max_length=MAX_STOPS)]
 Stops = Annotated[
-    StopList | None,  # the limit is the list's: None has no length
+    StopList | None,  # the limit applies to the list: None has no length
     BeforeValidator(_as_list, json_schema_input_type=str | StopList | None),
     Field(description=f"Up to {MAX_STOPS} strings; the text ends before the first of them."),
 ]
 
 
 def _told(name: str, description: str = "") -> Any:  # noqa: ANN401
-    """A field with the words and the bounds of a request's own. `Request` checks them: one sentence for all clients."""
+    """A field with the help and bounds of `Request`, which checks them, so that all clients get the same sentence."""
     about = _OF_REQUESTS[name].metadata
     bounds = about.get("bounds", Bounds())
     told = {"minimum": bounds.least, "maximum": bounds.most, "exclusiveMinimum": bounds.above}

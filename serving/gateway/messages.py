@@ -1,8 +1,8 @@
-"""Messages of a conversation as clients send them, among them those that a server answered, ours or another one, and
-the calls of tools in a model's text.
+"""Messages of a conversation as clients send them, including answers of this or another server, and the tool calls in
+a model's text.
 
-What an answer brought never refuses the conversation that it became part of: fields beside those of a message are left
-out, and what cannot be read of a call stays text.
+Nothing in a server's answer makes a conversation that contains it fail: extra fields are dropped, and parts of a call
+that cannot be parsed stay text.
 """
 
 import json
@@ -22,20 +22,20 @@ from serving.router.request import MAX_TOOLS
 from stages.host.schema_check import CALL_END, CALL_TAG
 from stages.limits import MAX_NESTING, nesting
 
-# Parts with text, of chats and of responses.
+# Types of text parts in chats and responses.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-# Objects and lists around the arguments of a call, where the router counts them.
+# Objects and lists around a call's arguments that the router counts as nesting.
 _AROUND = 5
 
 
 class Sent(Fields):
-    """An object of which a server may have made a part: its other fields are left out."""
+    """An object that a server may have sent: drops fields that it does not know."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def text_of(value: object) -> object:
-    """The text of a message. Raises ValueError for parts that are none."""
+    """The text of a message. Raises ValueError for parts that are not text."""
     if not isinstance(value, list):
         return value
     texts = [_text_of_part(part) for part in value if part is not None]
@@ -45,24 +45,24 @@ def text_of(value: object) -> object:
 
 
 def _text_of_part(part: object) -> object:
-    """None where it is not of text."""
+    """The text of a part; None if it is not text."""
     if not isinstance(part, dict) or part.get("type") not in _TEXTS:
         return None
     return part.get("refusal" if part["type"] == "refusal" else "text") or ""
 
 
 def words_of(content: object) -> object:
-    """The content of an answer without the parts that are no text, such as reasoning."""
+    """The content of an answer without parts that are not text, such as reasoning."""
     return [each for each in content if _text_of_part(each) is not None] if isinstance(content, list) else content
 
 
 def _read_arguments(value: object) -> object:
-    """The object that a call's text stands for, as chat templates know it; the text where it is none."""
+    """Parse a call's arguments into the object that chat templates expect; the text itself if it is not one."""
     if not isinstance(value, str):
         return value
     try:
         read = json.loads(value) if value.strip() else {}
-        # half a surrogate pair is no text
+        # half a surrogate pair is not valid text
         json.dumps(read, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return value
@@ -88,7 +88,7 @@ class MessageCall(Sent):
     @model_validator(mode="before")
     @classmethod
     def _as_function(cls, value: object) -> object:
-        """Calls of custom tools are told as those of functions."""
+        """Turn calls of custom tools into calls of functions."""
         if not isinstance(value, dict):
             return value
         if isinstance(custom := value.get("custom"), dict):
@@ -106,7 +106,7 @@ class ChatMessage(Sent):
     @model_validator(mode="before")
     @classmethod
     def _as_now(cls, value: object) -> object:
-        """Answers have text of several kinds; calls and their results had another form before there were tools."""
+        """Convert other kinds of text in answers, and calls and results in the format that preceded tools."""
         if not isinstance(value, dict):
             return value
         told, called, spoken = dict(value), value.get("function_call"), value.get("audio")
@@ -137,7 +137,7 @@ class ChatMessage(Sent):
 
 
 def told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
-    """Messages as `Request` has them. Raises ApiError for an answer to a call that none of them makes."""
+    """Messages in the format of `Request`. Raises ApiError for a tool result without a matching call."""
     told, names = list[tuple[str, ...]](), dict[str | None, str]()
     for each in _in_order(messages):
         more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
@@ -145,14 +145,14 @@ def told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
             if each.tool_call_id not in names:
                 message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
                 raise ApiError(400, message, param="messages")
-            more["name"] = names[each.tool_call_id]  # some templates want it
+            more["name"] = names[each.tool_call_id]  # some templates need it
         names |= {call.id: call.function.name for call in each.tool_calls or []}
         told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
     return told
 
 
 def _in_order(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
-    """Results of calls in the order of the calls, by which alone many templates know what they answer."""
+    """Yield messages with tool results in the order of their calls: many templates match them only by order."""
     places = dict[str | None, int]()
     for are_results, group in groupby(messages, lambda each: each.role == "tool"):
         run = list(group)
@@ -160,10 +160,10 @@ def _in_order(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
         places = {call.id: place for place, call in enumerate(run[-1].tool_calls or [])}
 
 
-# Calls of tools in a model's text: one call, and the reader that tells calls from words.
+# Tool calls in a model's text: one call, and the reader that separates calls from words.
 
-# A string in a call may hold the end. One that nothing ends goes to the end of the text: to look for its end from each
-# quote in it anew took seconds.
+# A string in a call may contain the end tag. An unterminated string extends to the end of the text: searching for its
+# end again from each quote took seconds.
 _STRING_OR_END = re.compile(rf'"(?:\\(?:.|\Z)|[^"\\])*(?:"|\Z)|{CALL_END}', re.DOTALL)
 
 
@@ -180,23 +180,23 @@ class ToolCall:
 
 
 class CallReader:
-    """Tells a model's words from its calls of tools, in a text that comes in pieces.
+    """Separates a model's words from its tool calls, in a text that arrives in pieces.
 
-    A call is a JSON object in a tag, or the whole text. Where one is damaged or of no tool, all is content: the client
-    sees what was written.
+    A call is a JSON object in a tag, or the whole text. If a call is damaged or names no tool, everything is content:
+    the client sees the text as generated.
     """
 
     def __init__(self, tools: Sequence[str], most: int | None = None) -> None:
-        """:param tools: the names of those that may be called.
-        :param most: calls to tell of; None for all.
+        """:param tools: the names of the tools that may be called.
+        :param most: most calls to report; None for all.
         """
         self._tools, self._most, self._cutter = tools, most, StopCutter([CALL_TAG.encode()])
         self._text, self._fed, self._content = "", 0, ""
 
     def feed(self, text: str) -> str:
-        """Content that can be handed out now."""
+        """The content that can be handed out now."""
         self._text += text
-        if self._bare or not self._text.strip():  # perhaps a call, which is seen at its end
+        if self._bare or not self._text.strip():  # perhaps a call, which shows only at its end
             return ""
         content = self._cutter.feed(self._text[self._fed :].encode(errors="replace")).decode()
         self._fed, self._content = len(self._text), self._content + content
@@ -214,20 +214,20 @@ class CallReader:
 
     @property
     def _bare(self) -> list[str]:
-        """The text where all of it may be a call."""
+        """The whole text if it may be a call, else nothing."""
         return [self._text] if self._text.lstrip(" \t\r\n").startswith("{") else []
 
     def _call(self, told: dict[str, Any]) -> ToolCall:
         arguments = told.get("arguments", told.get("parameters"))
         if told["name"] not in self._tools or not isinstance(arguments, dict):
             raise ValueError("no call of a tool")
-        # half of a surrogate pair is no text: the client could not send the call back
+        # half a surrogate pair is not valid text: the client could not send the call back
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
         return ToolCall(told["name"], text)
 
 
 def _parted(text: str) -> tuple[list[str], str]:
-    """The calls in the tags of a text, and the words beside. The last call may lack its end, where a stop string or the
+    """The tagged calls in a text, and the words around them. The last call may lack its end tag if a stop string or the
     limit cut it off."""
     calls, words, at = list[str](), list[str](), 0
     while (begin := text.find(CALL_TAG, at)) >= 0:

@@ -1,4 +1,4 @@
-"""Middleware of the gateway: it checks headers, bounds bodies, cancels handlers of clients that leave, logs, counts."""
+"""The gateway's middleware: checks headers, limits bodies, cancels handlers when clients leave, logs and counts."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 
 def host_name(host: str) -> str | None:
-    """The name or address in a Host header, lower-case; None where it is none."""
+    """The name or address in a Host header, in lower case; None if it is invalid."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", host)
     return match[1].strip("[]").rstrip(".").lower() if match else None
 
 
-# Of every answer: a page runs only its own scripts, talks only to its own server, and is in no frame.
+# On every answer: a page runs only its own scripts, talks only to its own server, and cannot be framed.
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -40,19 +40,19 @@ SECURITY_HEADERS = {
 }
 
 
-# Of a request without its body.
+# Limit on a request without its body.
 MAX_HEAD_BYTES = 64 << 10
-CLOSING = {"connection": "close"}  # the rest may never come
+CLOSING = {"connection": "close"}  # the rest of the body may never arrive
 
 
 def check_site(names: Collection[str], method: str, headers: Headers) -> None:
-    """Accept requests by the names of this server and from its own pages only.
+    """Accept requests only under this server's names and from its own pages.
 
-    :param names: of this server, beside `localhost` and addresses.
+    :param names: this server's names, in addition to `localhost` and addresses.
 
-    Raises ApiError: 403 for a wrong name or site, 415 for a body that is not JSON, 400 for one whose end is in doubt.
+    Raises ApiError: 403 for a wrong name or site, 415 for a body that is not JSON, 400 for an ambiguous body length.
     """
-    # a page of another site can reach this machine under its own name by DNS rebinding; addresses cannot be rebound
+    # by DNS rebinding, another site's page can reach this machine under that site's name; addresses cannot be rebound
     name = host_name(host := headers.get("host", ""))
     if name is None or not (name == "localhost" or name in names or ip_of(name)):
         raise ApiError(
@@ -64,7 +64,7 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
     origin = headers.get("origin")
     if origin is not None and origin.lower().partition("://")[2] != host.lower():
         raise ApiError(403, "a page of another site may not call this server", code="cross_origin")
-    # browsers send forms and plain text from other sites' pages without asking us
+    # browsers send forms and plain text from other sites' pages without a preflight request
     if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON: send it with Content-Type: application/json")
     if "content-length" in headers and "transfer-encoding" in headers:
@@ -76,11 +76,11 @@ def unreadable() -> ApiError:
     return ApiError(400, words, headers=CLOSING | SECURITY_HEADERS)
 
 
-MAX_BODY_BYTES = 2 << 20  # twice the longest prompt that can be sent on
+MAX_BODY_BYTES = 2 << 20  # twice the longest prompt that the router accepts
 GZIP = zlib.MAX_WBITS | 16
 BODY_S = 15.0
-# Bodies that are being received may have so many bytes together, beside the first SMALL_BODY_BYTES of each: those who
-# send large ones slowly keep nobody from a usual request.
+# Limit on all bodies being received together, not counting the first SMALL_BODY_BYTES of each: clients that send large
+# bodies slowly do not block requests of normal size.
 BODIES_BYTES, SMALL_BODY_BYTES = 64 << 20, 64 << 10
 
 
@@ -91,13 +91,13 @@ def _too_large() -> ApiError:
 class RequestBounds:
     """Middleware that reads the whole body first, and cancels the handler when the client leaves.
 
-    The framework notices a lost client only when it sends, and a whole answer is sent once, at its end.
+    The framework notices a lost client only when it sends, and it sends a whole answer only once, at the end.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         """:param names: as of `check_site`."""
         self.app, self.names = app, names
-        self._received_bytes = 0  # of bodies that are not whole yet, beyond the small part of each
+        self._received_bytes = 0  # of incomplete bodies, beyond each one's first SMALL_BODY_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -114,7 +114,7 @@ class RequestBounds:
         await _while_connected(self.app(scope, _replay(body), _with_headers(send)), receive)
 
     async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
-        """The body; None if the client left. Raises ApiError if it is too large or too slow, or too many come."""
+        """Receive the body; None if the client left. Raises ApiError if it is too large or slow, or too many come."""
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
             raise _too_large()
@@ -145,7 +145,7 @@ class RequestBounds:
 
 
 def _unpacked(body: bytes, headers: Headers) -> bytes:
-    """A body as it was before gzip, where its headers say that it was packed so. Raises ApiError."""
+    """Unpack a body that its headers declare as gzip. Raises ApiError."""
     packing = headers.get("content-encoding", "identity").strip().lower()
     if packing == "identity":
         return body
@@ -164,8 +164,8 @@ def _unpacked(body: bytes, headers: Headers) -> bytes:
 
 
 def as_plain(scope: Scope) -> Scope:
-    """A request as the routes know it: GET in place of HEAD, whose body the server leaves out; a path without its last
-    slash; and the address of an absolute request line, as clients send it to proxies, as Host and path."""
+    """A request in the form that the routes expect: GET instead of HEAD, whose body the server omits; a path without a
+    final slash; and an absolute request line, as sent to proxies, split into Host and path."""
     plain = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
     if absolute := re.match("https?://([^/]*)(.*)", scope["path"], re.IGNORECASE | re.DOTALL):
         others = [each for each in scope["headers"] if each[0] != b"host"]
@@ -217,12 +217,12 @@ HTTP_METRICS = (
     MetricFamily("onesweep_http_requests_total", "counter", "Ended requests, by HTTP status.", ("path", "status")),
     MetricFamily("onesweep_http_request_seconds", "histogram", "Time to the end of the answer.", ("path",)),
 )
-OTHER = "other"  # the label of unknown paths and methods: clients choose them, so they must not become labels
-LEFT = "left"  # the status of a request whose client left before its answer began
+OTHER = "other"  # label of unknown paths and methods: clients choose these, so they must not become labels
+LEFT = "left"  # status of a request whose client left before the answer began
 
 
 class RequestLog:
-    """Middleware that logs and counts every request, without any text that the client chose."""
+    """Middleware that logs and counts every request, without any text chosen by the client."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""/v1: the part of OpenAI's API that our models can serve; each mode of text is a model, `onesweep` chooses one."""
+"""/v1: the part of OpenAI's API that our models can serve. Each text mode is a model; `onesweep` chooses one."""
 
 import asyncio
 import base64
@@ -39,12 +39,12 @@ from serving.v1 import router_pb2
 from stages.errors import quoted
 from stages.v1 import stage_pb2
 
-# A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
+# A mode is a model: every tool for OpenAI's API can choose a model, but few can set our own fields.
 MODEL = "onesweep"
 
 
 async def mode_of(router: RouterAccess, model: str, asked: str | None = None) -> str:
-    """The mode that a request is for. Raises OnesweepError or ApiError.
+    """The mode that a request names. Raises OnesweepError or ApiError.
 
     :param asked: the request's own field `onesweep.mode`.
     """
@@ -66,7 +66,7 @@ def _no_model(model: str, remedy: str) -> ApiError:
 
 
 def catalogue(status: router_pb2.StatusResponse, created: int) -> list[dict[str, Any]]:
-    """The entries of /v1/models: `onesweep`, then a model for each mode of text that is served."""
+    """The entries of /v1/models: `onesweep`, then a model for each served text mode."""
     own: dict[str, dict[str, Any]] = {MODEL: {"mode": AUTO}} if status.modes else {}
     own |= {f"{MODEL}-{mode}": {"mode": mode} for mode in status.modes}
     own = {name: {**about, "context_tokens": status.context_tokens} for name, about in own.items()}
@@ -85,7 +85,7 @@ def _size(pictures: stage_pb2.PictureInfo) -> str:
 routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=OF_ROUTER)
 token_routes = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=OF_ROUTER)
 _STARTED = int(time.time())
-# The objects that are answered, in the schema.
+# The answers' objects in the OpenAPI schema.
 _Made = create_model("Made", id=str, object=str, model=str, usage=dict[str, Any], onesweep=dict[str, Any])
 _Completion = create_model("Completion", __base__=_Made, created=int, choices=list[dict[str, Any]])
 _Response = create_model("Response", __base__=_Made, created_at=int, status=str, output=list[dict[str, Any]])
@@ -180,7 +180,7 @@ async def images(request: ImageRequest, router: Router) -> Response:
 
 
 async def _order(router: RouterAccess, request: TextRequest, format_field: str = "response_format") -> CompletionOrder:
-    """:param format_field: the API's field with the form of the text. Raises ApiError."""
+    """:param format_field: the API's field for the text's format. Raises ApiError."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
@@ -194,7 +194,7 @@ async def _order(router: RouterAccess, request: TextRequest, format_field: str =
 
 
 def _check_tools(request: ChatRequest) -> None:
-    """Raise ApiError for tools, or a choice of them, that cannot be held."""
+    """Raise ApiError for tools or a tool choice that cannot be enforced."""
     names, must = [tool.name for tool in request.offered], request.must_call
     if len({*names}) < len(names):
         raise ApiError(400, "two tools have one name", param="tools")
@@ -226,7 +226,7 @@ def _choices(router: RouterAccess, order: CompletionOrder, names: list[str], who
 
 
 async def _chunks(items: Choice, shape: AnswerFormat, with_usage: bool) -> AsyncGenerator[bytes, None]:
-    # with usage every chunk has the field, null in all but the last: OpenAI's own rule
+    # with usage, every chunk has the field, null in all but the last, as OpenAI's API does
     more = {"usage": None} if with_usage else {}
     begun_choices: set[int] = set()
     ends: list[ChoiceEnd] = []

@@ -1,4 +1,4 @@
-"""The pages, their files, and their API: /api/race with one prompt in several modes, /api/hosts, health."""
+"""The pages, their files and their API: /api/race runs one prompt in several modes; /api/hosts; health."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -25,9 +25,9 @@ from stages.wire.status import record_of
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
-# The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
+# The pages have no build step and no library: a reader can open their source, and the policy can forbid other scripts.
 def page_routes() -> APIRouter:
-    """Routes to the files of `static/`, which are read once."""
+    """Routes to the files of `static/`, read once."""
     folder, routes = files("serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
     held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
@@ -76,7 +76,7 @@ async def _events(lanes: Sequence[AsyncGenerator[dict[str, Any], None]], togethe
 
 
 async def _lane(router: RouterAccess, lane: str, asked: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of one entrant. Its error ends no other lane."""
+    """Yield the events of one entrant. Its error does not end other lanes."""
     decoder = TextDecoder()
     yield {"lane": lane, "started": True}
     events = router.events(**asked, trips=True)
@@ -121,6 +121,6 @@ async def readyz(client: RouterClient) -> Response:
         if await client.serves(READY_TIMEOUT_S):
             return json_response({"status": "ready"})
         why = unready_words(await client.status(READY_TIMEOUT_S))
-    except (RequestRefused, RouterError) as error:  # without a token the router tells no more
+    except (RequestRefused, RouterError) as error:  # without a token the router says no more
         why = "" if isinstance(error, RequestRefused) else str(error)
     return json_response({"status": "not ready", "reason": why or "the hosts are not ready"}, 503)

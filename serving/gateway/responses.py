@@ -1,4 +1,4 @@
-"""POST /v1/responses, a chat in OpenAI's newer form: its fields, and its answers, whole and as events."""
+"""POST /v1/responses, a chat in OpenAI's newer format: its fields, and its answers, whole and as events."""
 
 import json
 import secrets
@@ -33,7 +33,7 @@ _ITEMS = {
     "function_call": ("call_id", "name"),
     "function_call_output": ("call_id",),
 }
-# Items of answers that are no words to a model of ours: what tools of OpenAI's did, and what nobody reads.
+# Items of answers that are not words for our models: actions of OpenAI's tools, and items that nothing here reads.
 _LEFT_OUT = {
     "code_interpreter_call",
     "compaction",
@@ -48,7 +48,7 @@ _LEFT_OUT = {
 }
 
 
-# one message fewer than a chat: instructions are one
+# one fewer than a chat, because the instructions are a message too
 ITEMS = Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
 
 
@@ -72,7 +72,7 @@ class InputItem(Sent):
     @model_validator(mode="before")
     @classmethod
     def _as_function(cls, value: object) -> object:
-        """Calls of custom tools are told as those of functions; of an answer only the words are read."""
+        """Turn calls of custom tools into calls of functions, and keep only the words of an answer."""
         if not isinstance(value, dict):
             return value
         told = dict(value)
@@ -94,7 +94,7 @@ class InputItem(Sent):
 
 
 def _check_outputs(items: list[InputItem]) -> list[InputItem]:
-    """Raise ValueError for an output of a call that no item before makes."""
+    """Raise ValueError for an output of a call that no earlier item makes."""
     called = set[str | None]()
     for item in items:
         if item.type == "function_call_output" and item.call_id not in called:
@@ -107,7 +107,7 @@ class FunctionKind(Fields):
     type: Literal["function"]
 
 
-# the type comes first of the fields: that of another kind of tool is named before what else it lacks
+# the type is the first field, so an error names another tool's type before its missing fields
 class ResponseTool(FunctionTool, FunctionKind):
     """A function that the model may call."""
 
@@ -150,7 +150,7 @@ class ResponseRequest(SampledRequest):
     stream_options: Any = Field(default=None, description="no effect")
 
     def chat(self) -> ChatRequest:
-        """The chat that it asks for."""
+        """The chat request that it stands for."""
         kind: Any = self.text.format if self.text else None
         if isinstance(kind, NamedSchemaFormat):
             kind = JsonSchemaFormat(type="json_schema", json_schema=kind)
@@ -172,7 +172,7 @@ class ResponseRequest(SampledRequest):
         )
 
     def _messages(self) -> list[ChatMessage]:
-        """Messages of a chat: one of role assistant has what the model said, and the calls that follow it."""
+        """The messages of the chat: one of role assistant holds the model's text and the calls that follow it."""
         told = list[dict[str, Any]]()
         if self.instructions:
             told.append({"role": "system", "content": self.instructions})
@@ -202,12 +202,12 @@ class ResponseFormat:
         self._events = 0
 
     async def whole(self, choice: Choice) -> dict[str, Any]:
-        """The answer, once it is there. Raises OnesweepError."""
+        """The complete answer. Raises OnesweepError."""
         (said,), (end,) = await whole_choices(choice, 1)
         return self._response(said, end)
 
     async def events(self, choice: Choice) -> AsyncGenerator[bytes, None]:
-        """Events as the text comes; the first waits for the router, so that its refusal has a status. Raises
+        """Yield events as the text arrives; the first waits for the router, so that a refusal has a status. Raises
         OnesweepError."""
         place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
         said, began = ChoiceText(0, ""), False
@@ -224,7 +224,7 @@ class ResponseFormat:
                         yield self._event("output_text.delta", **place, delta=item.text, logprobs=[])
                     said += item
                     continue
-                # calls are known at the end only, and come whole
+                # calls are known only at the end, and come whole
                 done = self._response(said, item)
                 for index, output in enumerate(done["output"]):
                     if output["type"] == "function_call":
@@ -242,7 +242,7 @@ class ResponseFormat:
         return added + self._event("content_part.added", **place, part=_part(""))
 
     def _call_events(self, index: int, call: dict[str, Any]) -> bytes:
-        """A call from its beginning to the end of its arguments."""
+        """The events of a call, from its beginning to the end of its arguments."""
         place = {"item_id": call["id"], "output_index": index}
         begun = {**call, "arguments": "", "status": "in_progress"}
         added = self._event("output_item.added", output_index=index, item=begun)
@@ -256,7 +256,7 @@ class ResponseFormat:
         return b"event: " + kind.encode() + b"\ndata: " + json.dumps(told).encode() + b"\n\n"
 
     def _response(self, said: ChoiceText, end: ChoiceEnd | None) -> dict[str, Any]:
-        """:param end: None while the text is being written."""
+        """:param end: None while the text is being generated."""
         request, choice = self.request, self.request.tool_choice
         kind = request.text.format if request.text else None
         status = "in_progress" if end is None else "incomplete" if end.reason == "length" else "completed"

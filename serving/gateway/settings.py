@@ -1,4 +1,4 @@
-"""Settings of the HTTP gateway, from which the flags of `onesweep http` derive."""
+"""Settings of the HTTP gateway, which define the flags of `onesweep http`."""
 
 import re
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ DEFAULT_LISTEN = "127.0.0.1:7780"
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """Settings of a gateway. Raises InputError when made with bad ones."""
+    """Settings of a gateway. Raises InputError for bad values."""
 
     listen: str = setting(DEFAULT_LISTEN, "", metavar="HOST:PORT")
     router: str = setting(DEFAULT_ROUTER, ROUTER_HELP, shown="", metavar="HOST:PORT")
     tls_cert: Path | None = setting(None, "serve https: certificate chain, PEM")
     tls_key: Path | None = setting(None, "its key, PEM")
-    # None: the router speaks plain text.
+    # None: plain text to the router.
     router_tls: Tls | None = setting(
         None,
         "whose certificate of the router is believed",
@@ -33,7 +33,7 @@ class HttpSettings:
         type=lambda path: Tls(Path(path)),
     )
     insecure: bool = setting(False, "accept an address that others can reach, unencrypted")
-    # Names in a request's Host header, beside `localhost` and addresses.
+    # Names allowed in a request's Host header, in addition to `localhost` and addresses.
     allow_hosts: tuple[str, ...] = setting(
         (), "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
     )

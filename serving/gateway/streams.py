@@ -1,4 +1,4 @@
-"""Streams of server-sent events: one event, several sources as one, and signs of life while nothing comes."""
+"""Streams of server-sent events: single events, merged sources, and comments that keep a quiet stream alive."""
 
 import asyncio
 import json
@@ -13,9 +13,9 @@ from serving.gateway.errors import api_error_of, named
 from stages.errors import OnesweepError
 from stages.threads import cancelled
 
-# Proxies and clients give up on a stream that says nothing: so long may its beginning take, and later each event.
+# Longest silence at the start of a stream, and later between events: proxies and clients give up on a silent stream.
 FIRST_SILENCE_S, SILENCE_S = 2.0, 10.0
-WAITING = b": waiting for the hosts\n\n"  # a comment, which readers of events skip
+WAITING = b": waiting for the hosts\n\n"  # a comment, which event readers skip
 
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # the second tells nginx not to buffer events
 DONE = b"data: [DONE]\n\n"
@@ -26,10 +26,10 @@ def sse(content: object) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """An answer of events, whose source is closed however the answer ends."""
+    """An answer of events; its source is closed however the answer ends."""
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        """:param first: the first event, or comment, read before the answer begins."""
+        """:param first: the first event or comment, read before the answer begins."""
         super().__init__(self._body(), headers=_HEADERS | headers, media_type="text/event-stream")
         self.first, self.events = first, events
 
@@ -47,17 +47,17 @@ class EventStream(StreamingResponse):
 
 
 async def event_stream(events: AsyncGenerator[bytes, None], requests: Sequence[str] = ()) -> EventStream:
-    """The answer with these events. An error before the first one has a status of its own, if it comes within
-    FIRST_SILENCE_S; a later one can only be another event, as in OpenAI's API. Raises OnesweepError.
+    """Make an answer of these events. An error before the first event gets its own status if it comes within
+    FIRST_SILENCE_S; a later one can only become an event, as in OpenAI's API. Raises OnesweepError.
 
-    :param requests: what the router calls them, once it has told.
+    :param requests: the router's names for the requests, once known.
     """
     heard = _with_comments(events)
     return EventStream(await anext(heard), heard, named(requests))
 
 
 async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Events as they come, and a comment where none comes for long. Raises OnesweepError."""
+    """Yield events as they come, and a comment when none comes for long. Raises OnesweepError."""
     silence_s = FIRST_SILENCE_S
     coming = asyncio.ensure_future(anext(events))
     try:
@@ -78,14 +78,14 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
         await events.aclose()
 
 
-# Several streams as one.
+# Merging of several streams.
 
 T = TypeVar("T")
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all sources as they come. The first error ends all of them, and so does leaving early."""
-    # bounded: sources wait for the reader, and nothing piles up for a slow client
+    """Yield the items of all sources as they come. The first error ends all of them, and so does leaving early."""
+    # bounded: sources wait for the reader, so nothing piles up for a slow client
     queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(maxsize=len(sources))
     pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
     left = len(pumps)
@@ -103,7 +103,7 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | Exception | None]) -> None:
-    """The items of a source, then its error, or None."""
+    """Put the items of a source into the queue, then its error or None."""
     try:
         async with aclosing(source):
             async for item in source:

@@ -1,6 +1,6 @@
-"""The ways of generating text, one file a mode, and of drawing.
+"""The modes that generate text, one file each, and those that draw.
 
-This file imports nothing heavy: command line and clients read it."""
+This file imports nothing heavy, because the command line and clients load it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stages.host.plan import ModelKind
 
-# By name: the sweeps for N bytes, and what it does.
+# By name: the sweeps for N bytes, and a description.
 MODES: Mapping[str, tuple[str, str]] = {
     "sweep": ("1", "the chain of blocks writes the whole text as one chunk"),
     "chunked": ("N / chunk", "the chain writes a chunk a sweep, each after all bytes before it"),
@@ -27,31 +27,30 @@ MODES: Mapping[str, tuple[str, str]] = {
 COPY = "local:copy"
 NO_COPY = "the router has no copy of the hosts' model: `onesweep import` puts one beside a model that it imports"
 AUTO = "auto"
-# Those that need no hosts, of text and of pictures.
+# Modes that need no hosts, for text and for pictures.
 WITHOUT_HOSTS = ("local", COPY)
-# Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
+# Modes that sample token by token and so accept sampling settings; given those, `auto` chooses among these modes.
 SHAPED = ("ar", "ar-speculative", "local", COPY, AUTO)
-# Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
+# Modes whose every token is sampled by the hosts: they can report logprobs and follow a schema.
 TELLING = ("ar", "ar-speculative", AUTO)
-# That whose hosts tell how likely the tokens of a prompt are.
+# The mode that can report a prompt's logprobs.
 SCORING = "ar"
-# Models of the hosts that can score given tokens, by the name that a request has for them. The first that is served is
-# the default.
+# The hosts' models that can score given tokens, by their names in requests. The first one served is the default.
 SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}
 
-# By name: the trips for K noise levels along H hosts, and what it does.
+# By name: the trips for K noise levels along H hosts, and a description.
 DRAWING_MODES: Mapping[str, tuple[str, str]] = {
     "chain": ("1", "each host takes the pictures through its own range of noise"),
     "steps": ("K + 1", "an undivided net, cut by layers: every step of the solver goes round the ring"),
     "local": ("0", "a net of one block's size, for all noise, on the router's machine"),
 }
 DEFAULT_LEVELS = 12
-# Doubles the arithmetic, and halves the distance to real pictures (docs/research/pictures.md).
+# Doubles the compute and halves the distance to real pictures (docs/research/pictures.md).
 DEFAULT_GUIDANCE = 2.0
 MAX_PICTURES = 1024
 PICTURES_SERVED = "the checkpoint draws: ask with `onesweep draw`, over HTTP at /v1/images/generations"
 
 
 def metric_mode(mode: str) -> str:
-    """Name of a drawing mode in logs and metrics, where `local` alone is a mode of text."""
+    """Name of a drawing mode in logs and metrics, in which plain `local` is the text mode."""
     return f"draw-{mode}"

@@ -1,5 +1,5 @@
-"""`ar`: the AR pipeline over the same hosts. The last host samples; one token costs one trip round the ring, and in
-`ar-speculative` less."""
+"""`ar`: the AR pipeline over the same hosts. The last host samples; a token costs one trip round the ring, and less
+in `ar-speculative`."""
 
 import math
 from collections.abc import AsyncGenerator
@@ -17,17 +17,17 @@ from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal
 
-SCORED_AT_ONCE = 128  # tokens of a prompt
+SCORED_AT_ONCE = 128  # prompt tokens
 
 
 class ArMode(PipelineMode):
-    """Token by token, KV-cached. The last host hands each token to the first host and to the router at once."""
+    """Token by token, with KV caches. The last host sends each token to the first host and the router at once."""
 
     name = "ar"
     kind = "ar"
     absent = "the hosts have no AR model (no ar/ in their checkpoint)"
     default_codec = "fp32"
-    drafts = 0  # the last host's guesses that a trip may confirm, the most
+    drafts = 0  # most draft tokens of the last host per trip
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         vocabulary, left = self.tokenizer.vocabulary, request.max_tokens
@@ -36,10 +36,10 @@ class ArMode(PipelineMode):
             if request.score_prompt:
                 await self._score(session, request, account)
             drafting = stage_pb2.Drafting(most=request.draft or 0, branches=request.branches or 0)
-            # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
+            # the last host sends to the first host, not through the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Read(
-                    # what was scored was read as if it were written, which rounds otherwise: other hosts read it so
+                    # scored tokens were read as if generated, which rounds differently: so replays read them that way
                     prompt=1 if request.score_prompt else request.given_tokens,
                     codec=request.codec,
                     sample=stage_pb2.Sample(
@@ -60,14 +60,14 @@ class ArMode(PipelineMode):
                 yield piece
 
     async def _score(self, session: Session, request: Generation, account: Account) -> None:
-        """Book the log-probabilities of the prompt's tokens: as they are where `ar` writes them, to the last bit."""
+        """Record the logprobs of the prompt's tokens, equal to the last bit to those of `ar` generating them."""
         vocabulary, total = self.tokenizer.vocabulary, request.given_tokens
         most = min(SCORED_AT_ONCE, MAX_LOGITS // vocabulary.size - 1)
-        # log-probabilities are the model's own, before what shapes a text
+        # logprobs are the model's own, before any sampling settings
         plain = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature, logprobs=request.logprobs)
         account.prompt_logprobs = [Drawn(vocabulary.tokens(request.prompt)[0], math.nan, [])]
         for known in range(1, total, most):
-            # they travel as draft tokens, which are all right; after them comes one that nobody asked for
+            # they travel as draft tokens, all of them accepted; the token sampled after them is not used
             given = vocabulary.cut(request.prompt, known, min(known + most, total))
             count = vocabulary.count(given)
 
@@ -82,15 +82,15 @@ class ArMode(PipelineMode):
             event = await session.event(check)
             account.add_sweep(event)
             account.prompt_logprobs += drawn_tokens(vocabulary, event.text, event.logprobs)[:count]
-            session.journal.kept = count - 1  # the last one is read again: a step has a known token
+            session.journal.kept = count - 1  # the last one is read again, since a step needs a known token
 
 
-# The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection
-# sampling would accept little more, and write another text.
+# At every draft token the hosts sample with the random numbers that `ar` would use there, and accept drafts that match.
+# Rejection sampling would accept little more and generate a different text.
 class SpeculativeMode(ArMode):
-    """The last host drafts what follows, and begins each trip itself: one confirms many tokens, and text comes here.
+    """The last host drafts the next tokens and starts each trip itself; one trip verifies many, and text comes here.
 
-    Exact: every token is the one that the pipeline itself samples at its place, so the text is that of `ar`.
+    Exact: every token is the one that the pipeline itself samples at its position, so the text equals that of `ar`.
     """
 
     name = "ar-speculative"
@@ -98,7 +98,7 @@ class SpeculativeMode(ArMode):
 
 
 def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabulary, most: int = 1) -> None:
-    """Raise StatusError unless `event` brings 1 to `most` tokens, and with them what `request` asks to be told."""
+    """Raise StatusError unless `event` brings 1 to `most` tokens, with the logprobs that `request` asks for."""
     if not 1 <= (count := count_tokens(event, vocabulary, "step")) <= most:
         raise internal(f"a step that may bring {most} tokens came back with {count}")
     if event.complete and not request.json_schema:

@@ -1,8 +1,8 @@
-"""`auto`: the best text that the served weights allow, within a latency budget where one is given.
+"""`auto`: the best text that the served weights allow, within the latency budget if the request has one.
 
-With a frontier (serving/modes/frontier.py) it runs one of the other modes with settings from there: without a budget
-the one of fewest trips whose text the judge finds no worse than the model's own; within a budget the best that fits, as
-forecast from the links when the request begins. Without a frontier it runs the first served mode of PREFERENCE.
+With a frontier (serving/modes/frontier.py) it runs another mode with settings from there: without a budget, the one
+with the fewest trips whose text the judge finds no worse than the model's own; with a budget, the best that fits, as
+forecast from the links when the request starts. Without a frontier it runs the first served mode of PREFERENCE.
 """
 
 import math
@@ -21,32 +21,31 @@ from serving.router.ring import RingView
 from stages.host.plan import MODEL_KINDS
 from stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
-# Without a frontier: the first of these that the weights and the request allow. `resample` writes better text than its
-# drafter in one sweep, where that drafter is near to the model (`ResampleMode.is_near`): else the model's own exact
-# text, which `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks
-# no host.
+# Without a frontier: the first of these that the weights and the request allow. If the drafter is near the model
+# (`ResampleMode.is_near`), `resample` improves on its text in one sweep. Otherwise the model's own exact text comes
+# first, which `ar-speculative` generates in fewer sweeps than `ar`. Then come the modes without a pipeline, and last
+# the one without hosts.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
 FAR = "resample is passed over, for its drafter was not trained as its scorer was; "
 
-# What `auto` picks with a frontier: the best text that can be had in time, from forecasts alone.
+# The choice of `auto` with a frontier: the best text in time, judged by forecasts alone.
 
 
 class Choice(NamedTuple):
-    """The option that was picked, and a sentence for the user on why; the option's label comes first in it, so that it
-    can be asked for by name."""
+    """The chosen option, and a sentence that tells the user why. The sentence starts with the option's label, by which
+    the user can request it."""
 
     picked: Forecast
     reason: str
 
 
 def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | None:
-    """The option of best text among those that fit the budget; None where none fits.
+    """The option with the best text among those that fit the budget; None if none fits.
 
-    The text of `ar`, the model's own, is the aim: with fewer bits than it has, words are likelier, not better. Of the
-    options that are no worse, as far as the judge's interval tells, the one of fewest sweeps is picked, within a budget
-    the quickest.
+    The target is the model's own text, that of `ar`: fewer bits mean likelier words, not better ones. Among options no
+    worse than that, by the judge's interval, it takes the one with the fewest sweeps, or within a budget the quickest.
 
-    :param budget_ms: None = no matter how long it takes.
+    :param budget_ms: None = no limit.
     """
     fitting = [f for f in forecasts if budget_ms is None or f.high_ms <= budget_ms]
     if not fitting:
@@ -78,9 +77,9 @@ class Guide:
     """The frontier that a router chooses from."""
 
     frontier: Frontier | None = None
-    # Why there is none; meaningless where there is one.
+    # Why there is none; meaningless if there is one.
     problem: str = ABSENT
-    # Of the router's own model.
+    # Digest of the router's own model.
     local_digest: str = ""
 
 
@@ -91,7 +90,7 @@ class AutoMode(Mode):
     default_codec = ""
 
     def __init__(self, ring: RingView, modes: Mapping[str, Mode], guide: Guide, conditions: LatencyModel) -> None:
-        """:param modes: those that can be chosen."""
+        """:param modes: the modes to choose from."""
         self.ring, self.modes, self.guide, self.conditions = ring, modes, guide, conditions
 
     @property
@@ -102,7 +101,7 @@ class AutoMode(Mode):
 
     @property
     def unguided(self) -> str:
-        """Why no frontier guides the choice; empty where one does."""
+        """Why no frontier guides the choice; empty if one does."""
         if self.guide.frontier is None:
             return self.guide.problem
         digests = {kind: self.ring.digest(kind) for kind in MODEL_KINDS} | {"local": self.guide.local_digest}
@@ -112,7 +111,7 @@ class AutoMode(Mode):
 
     @property
     def uses_hosts(self) -> bool:  # type: ignore[override]
-        """Not always with a frontier: within a budget it does not wait for hosts that are lost."""
+        """False with a frontier: within a budget, `auto` does not wait for lost hosts."""
         return bool(self.unguided)
 
     @property
@@ -141,12 +140,12 @@ class AutoMode(Mode):
                 yield piece
 
     def _preferred(self) -> list[Mode]:
-        """The modes of PREFERENCE that are served, in their order."""
+        """The served modes of PREFERENCE, in that order."""
         served = [self.modes[name] for name in PREFERENCE if name in self.modes and not self.modes[name].problem]
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
     def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
-        """The mode for a request that no frontier decides (`why`), and a sentence. Raises StatusError."""
+        """The mode for a request that no frontier decides (`why`), and a sentence of reasons. Raises StatusError."""
         if request.budget_ms is not None:
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
@@ -166,7 +165,7 @@ class AutoMode(Mode):
         raise refusal or failed_precondition("no mode that is served can do this request: name one")
 
     def _choose(self, request: Generation, account: Account) -> Choice:
-        """Raises StatusError where nothing can be had, or nothing in time."""
+        """Raises StatusError if no option can do the request, or none in time."""
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
         whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
@@ -208,7 +207,7 @@ class AutoMode(Mode):
         return True
 
     def _part(self, option: Option, request: Generation) -> Generation:
-        """`request` as the option's own mode is asked for it."""
+        """`request` with the option's settings, for its mode."""
         settings = dict(option.settings)
         if "temperature" in request.given:
             settings["temperature"] = request.temperature
@@ -217,25 +216,25 @@ class AutoMode(Mode):
 
     @property
     def _choosable(self) -> list[Mode]:
-        """The modes to choose from; the first has the tokens that a prompt is read in."""
+        """The modes to choose from; the first one's tokenizer reads prompts."""
         return self._preferred() if self.unguided else self._served
 
     @property
     def _served(self) -> list[Mode]:
-        """Modes of the frontier that have their weights, those of the hosts first."""
+        """The frontier's modes whose weights are served, those on hosts first."""
         options = self.guide.frontier.options if self.guide.frontier else ()
         modes = [self.modes[name] for name in dict.fromkeys(option.mode for option in options)]
         return sorted((mode for mode in modes if not mode.problem), key=lambda mode: not mode.uses_hosts)
 
 
 def _takes(mode: Mode, request: Generation) -> bool:
-    """True if `mode` takes the settings of `request` that shape or tell what is drawn."""
+    """True if `mode` accepts the sampling, logprob and schema settings of `request`."""
     tells = request.logprobs is not None or request.json_schema
     return mode.name in TELLING or (not tells and (not request.shapes or mode.name in SHAPED))
 
 
 def _expected(request: Generation, account: Account) -> int:
-    """Tokens to write: fewer than the limit where bytes are limited, as far as the prompt can tell."""
+    """Expected output tokens: with a limit in bytes, fewer than max_tokens, by the prompt's bytes per token."""
     if request.max_bytes is None or not account.prompt_bytes:
         return request.max_tokens
     expected = math.ceil(request.max_bytes * account.prompt_tokens / account.prompt_bytes)

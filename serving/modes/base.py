@@ -1,4 +1,4 @@
-"""The interface of a mode: one request in, pieces of text out, every sweep booked."""
+"""The interface of a mode: takes one request, yields pieces of text, and accounts for every sweep."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal, invalid
 
-# Tokens a sweep, of bytes and of tokens.
+# Tokens per sweep, for byte models and for token models.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
-DEFAULT_STEPS = 8  # past them, time doubles for 0.07 bits a byte
+DEFAULT_STEPS = 8  # twice as many double the time for 0.07 bits a byte
 DEFAULT_TEMPERATURE = 0.8
-# English has 3.2 bytes a token with the shipped 3,072 tokens, and 4.5 with vocabularies of 50,000. An output made at
-# once is cut at the request's bytes: too many tokens cost time, too few a trip.
+# English has 3.2 bytes a token with the shipped vocabulary of 3,072, and 4.5 with vocabularies of 50,000. An output
+# generated at once is cut at the request's bytes: too many tokens cost time, too few cost a trip.
 LEAST_BYTES_A_TOKEN = 2.5
 
 
 def words_of(sampling: Mapping[str, Any]) -> str:
-    """Settings for people, such as "temperature 0.6, top_p 0.95"."""
+    """Settings in readable form, such as "temperature 0.6, top_p 0.95"."""
     return ", ".join(f"{name} {value:g}" for name, value in sampling.items() if isinstance(value, int | float))
 
 
 def whole(most_bytes: int, vocabulary: Vocabulary) -> int:
-    """Tokens that are enough for most texts of so many bytes."""
+    """Tokens that suffice for most texts of `most_bytes` bytes."""
     return most_bytes if vocabulary == BYTES else math.ceil(most_bytes / LEAST_BYTES_A_TOKEN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(Request):
-    """A request that was checked, for one mode: what it left out has the defaults, except what the mode chooses."""
+    """A checked request for one mode; omitted settings have their defaults, except those that the mode chooses."""
 
     # In the mode's tokens; UTF-8 until the request is `tokenized`.
     prompt: bytes
-    # To generate, if the text does not end before.
+    # To generate, unless the text ends earlier.
     max_tokens: int
     due_at: float
     temperature: float = DEFAULT_TEMPERATURE
-    # Settings that the request names: where it does not, the model's publisher, or `auto`, may have another default.
+    # Settings that the request names; for others, the model's publisher or `auto` may have another default.
     given: frozenset[str] = frozenset()
     steps: int = DEFAULT_STEPS
     codec: str = ""
     sampler: str = DEFAULT_SAMPLER
     # Tokens that end a text.
     ends: frozenset[int] = frozenset()
-    # Of the prompt, those that the user gave: `auto` may have one mode go on with what another wrote.
+    # Prompt tokens from the user: the rest may be text of another mode that this one continues.
     given_tokens: int = 0
 
     def sampled_for(self, mode: Mode) -> Generation:
-        """As the model's publisher has it sampled, where the request does not say."""
+        """This request with the publisher's sampling settings where it names none."""
         names = mode.tokenizer.sampling.keys() - self.given - (SHAPES.keys() if mode.name not in SHAPED else set())
         own: dict[str, Any] = {name: mode.tokenizer.sampling[name] for name in names}
         return replace(self, **own)
 
     @property
     def sampling_words(self) -> str:
-        """Settings that tokens are drawn with, for people."""
+        """The sampling settings in readable form."""
         return words_of({"temperature": self.temperature, **self.shapes})
 
     def check_fit(self, tokenizer: Tokenizer, positions: int, whose: str = "the model's context is") -> None:
-        """Raise StatusError where a context has no room. A byte may be a token, so a limit in bytes counts so many."""
+        """Raise StatusError if a context lacks room. A limit in bytes counts as that many tokens: a byte may be one."""
         counts_bytes = tokenizer is not BYTE_TOKENIZER and self.max_tokens == self.max_bytes
         prompt, unit = tokenizer.vocabulary.count(self.prompt), " bytes, each counted as a token" * counts_bytes
         if (whole := prompt + self.max_tokens) > positions:
             parts = [f"prompt ({prompt} {tokenizer.noun})", f"output ({self.max_tokens}{unit})"]
-            # an output that no prompt leaves room for is what was wrong
+            # an output too long for any prompt is the mistake to name first
             said = " and ".join(parts if self.max_tokens < positions else reversed(parts))
             raise invalid(f"{said} together take {whole}, {whose} {positions}: shorten one of them")
 
@@ -97,16 +97,16 @@ class Generation(Request):
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """The settings that shape what is drawn, as far as they are given."""
+        """The given settings that shape sampling."""
         biases = {"logit_bias": self.logit_bias} if self.logit_bias else {}
         return {name: value for name in SHAPES if (value := getattr(self, name)) is not None} | biases
 
     def whole(self, vocabulary: Vocabulary) -> int:
-        """Tokens of an output that is made at once: enough for most texts of `max_bytes`."""
+        """Tokens of an output generated at once: enough for most texts of `max_bytes`."""
         return self.max_tokens if self.max_bytes is None else min(self.max_tokens, whole(self.max_bytes, vocabulary))
 
     def until_end(self, tokens: bytes, vocabulary: Vocabulary) -> tuple[bytes, bool]:
-        """`tokens` to the first that ends the text, and whether there is one."""
+        """`tokens` up to and with the first one that ends the text, and whether there is such a token."""
         written = vocabulary.tokens(tokens) if self.ends else []
         end = next((i for i, token in enumerate(written) if token in self.ends), None)
         return (tokens, False) if end is None else (vocabulary.cut(tokens, 0, end + 1), True)
@@ -116,18 +116,18 @@ class Mode(ABC):
     """One way of generating text."""
 
     name: str
-    default_codec: str = "int8"  # how states travel between hosts
+    default_codec: str = "int8"  # encodes states between hosts
     uses_hosts: bool = True
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokens that this mode reads and writes. Meaningful while there is no `problem`."""
+        """The tokenizer of this mode's model. Meaningful while there is no `problem`."""
         return BYTE_TOKENIZER
 
     @property
     @abstractmethod
     def problem(self) -> str:
-        """Why this mode has no weights to work with; empty when it has."""
+        """Why this mode has no weights; empty if it has."""
 
     @property
     @abstractmethod
@@ -135,23 +135,23 @@ class Mode(ABC):
         """Most tokens of prompt and output together. Meaningful while there is no `problem`."""
 
     def length(self, request: Generation) -> int:
-        """Most tokens that this mode writes for `request`, if the text does not end before."""
+        """Tokens that this mode generates for `request`, unless the text ends earlier."""
         return request.max_tokens
 
     def check(self, request: Generation) -> None:
-        """Raise StatusError where this mode cannot do `request`, before any host is asked. Meaningful as above."""
+        """Raise StatusError if this mode cannot do `request`, before any host works. Meaningful as above."""
         return
 
     @abstractmethod
     def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        """Pieces of text, in tokens and in order, each booked in `account`. Raises StatusError."""
+        """Yield pieces of text, in tokens and in order, and add each to `account`. Raises StatusError."""
 
 
 class PipelineMode(Mode):
-    """A mode whose text one kind of the hosts' models writes."""
+    """A mode whose text comes from one kind of the hosts' models."""
 
     kind: ModelKind
-    # What the hosts lack where they have none of that kind.
+    # The missing thing, for the error when the hosts have no model of that kind.
     absent: str
 
     def __init__(self, ring: RingView, tokenizers: Tokenizers) -> None:
@@ -177,7 +177,7 @@ class PipelineMode(Mode):
 
 
 def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) -> int:
-    """Tokens that a result brings. Raises StatusError for what is no text. source: "sweep" or "step"."""
+    """Number of tokens in a result. Raises StatusError if it is not text. source: "sweep" or "step"."""
     try:
         return len(vocabulary.tokens(event.text))
     except CodecError as error:
@@ -187,8 +187,8 @@ def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) ->
 async def book(
     session: Session, request: Generation, tokens: bytes, left: int, told: stage_pb2.Logprobs | None = None
 ) -> tuple[bytes, int]:
-    """Book what a result brings. Returns it as far as the text, and how many tokens may follow: none after its end,
-    at which the session is finished. told: of these tokens."""
+    """Add a result to the account. Returns its tokens up to the text's end, and how many tokens may follow: none after
+    the end, where this also finishes the session. told: the tokens' logprobs."""
     piece, ended = request.until_end(tokens, session.vocabulary)
     session.account.add_text(piece, told)
     left = 0 if ended or session.account.complete else left - session.vocabulary.count(tokens)

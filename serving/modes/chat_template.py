@@ -1,7 +1,7 @@
-"""A model's own chat template: a conversation as one text, made in a process whose time and memory are bounded.
+"""A model's own chat template: renders a conversation as one text, in a process with limited time and memory.
 
-Templates come with models, and nothing in the template language bounds what ten characters of one may take. Nothing
-heavy is imported here: a template's process starts this module.
+Templates come with models, and the template language does not bound the cost of even ten characters. This module
+imports nothing heavy, because a template's process starts it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 # Characters of a conversation as one text.
 MAX_RENDERED = 4 << 20
-# Of a template's process: time for one conversation, and memory.
+# Limits of a template's process: CPU time for one conversation, and memory.
 RENDER_CPU_S = 2.0
 TEMPLATE_BYTES = 512 << 20
 
 
 class TemplateProblem(OnesweepError):
-    """The template makes no text of a conversation."""
+    """The template cannot render a conversation."""
 
 
 class ChatTemplate:
-    """One template, as `transformers` renders such: blocks leave no blank lines, and the model's turn is begun."""
+    """One template, rendered as `transformers` does: blocks leave no blank lines, and the model's turn is opened."""
 
     def __init__(self, source: str, named: Mapping[str, str] | None = None) -> None:
-        """:param named: tokens that a template writes by their names, such as `bos_token`.
+        """:param named: tokens that a template inserts by name, such as `bos_token`.
 
-        Raises CheckpointError for what is no template.
+        Raises CheckpointError for a text that is not a template.
         """
         self._source, self._given = source, {"bos_token": "", "eos_token": "", "documents": None, **(named or {})}
-        # two ways of writing a call in JSON, told by the words with which templates teach them: that of Hermes and
-        # Qwen, in a tag, and Llama 3's; answers in other ways could not be read
+        # two formats of a call in JSON, recognized by the instructions in templates: that of Hermes and Qwen, in a
+        # tag, and that of Llama 3; answers in other formats could not be parsed
         tagged = re.search(r'<tool_call>(\\n|[^\w<])*\{ *\\*"(name|arguments)', source)
         bare = re.search(r'\{\\*"name\\*": [^{}]*"parameters\\*":', source)
         self._arguments = "arguments" if tagged else "parameters" if bare else ""
@@ -65,9 +65,9 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template {problem}; take the one that the weights came with") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), turn: bool = True) -> str:
-        """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem.
+        """The conversation so far, and the opening of the model's turn. Blocks. Raises TemplateProblem.
 
-        :param tools: functions that the model may call, as OpenAI's API has them.
+        :param tools: functions that the model may call, in OpenAI's format.
         :param turn: False for the conversation alone.
         """
         called = any("tool_calls" in each or each["role"] == "tool" for each in messages)
@@ -76,20 +76,20 @@ class ChatTemplate:
         plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": turn}
         try:
             (text,) = self._rendered([{**plain, "tools": tools or None}])
-            # a template that takes tools writes their names; one that writes them in its own way makes another text
+            # a template that supports tools writes their names; one that formats calls itself renders another text
             if tools and not (self._arguments and (_names(tools, text) or [text] != self._rendered([plain]))):
                 raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
-            if called:  # some templates take one call a turn, or no other server's ids
+            if called:  # some templates allow one call a turn, or reject other servers' ids
                 return self.render(calls_as_text(messages), tools, turn)
             raise TemplateProblem(f"the model's chat template {problem}") from None
         return text
 
     def call_schema(self, tools: Sequence[Any], must_call: Sequence[str], answer: str = "") -> str:
-        """JSON schema of one call of one of the tools `must_call`, after `call_opening`. Where none must be called, and
-        one is strict, or answers have a form, that of each call in a text; else empty. Raises TemplateProblem.
+        """JSON schema of one call of one of the tools `must_call`, after `call_opening`. If none must be called but one
+        is strict, or answers have a schema, that of each call in a text; else empty. Raises TemplateProblem.
 
-        :param answer: JSON schema of a text that calls none; empty where it is any text.
+        :param answer: JSON schema of a text without a call; empty if any text will do.
         """
         key, calls, parameters = self._arguments, list[dict[str, Any]](), dict[str, Any]()
         try:
@@ -110,7 +110,7 @@ class ChatTemplate:
         return json.dumps({"anyOf": calls, "$defs": parameters, **told}) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
-        """A text for each of `given`, what the template's names stand for. Raises TemplateProblem: what it does."""
+        """Render a text for each of `given`, the values of the template's variables. Raises TemplateProblem."""
         with self._lock:
             if self._process.poll() is not None:
                 self._process = self._start()
@@ -134,15 +134,15 @@ class ChatTemplate:
     def _start(self) -> subprocess.Popen[bytes]:
         command = (sys.executable, "-P", "-m", "serving.modes.chat_template")
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        # in a session of its own: Ctrl-C is for the router, which still answers what it has begun
+        # in a session of its own: Ctrl-C is for the router, which still answers running requests
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
         weakref.finalize(self, _end, process)
         return process
 
 
 def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of which calls are text of the turn, and results text of the user's, written as Qwen's and Hermes'
-    templates do; turns of one role in a row are one, for templates that want them by turns. Raises TemplateProblem."""
+    """Messages with calls as text of the model's turn and results as text of the user's, in the format of Qwen's and
+    Hermes' templates. Merges turns of one role, for templates that require alternation. Raises TemplateProblem."""
     told = list[tuple[str, str]]()
     for each in messages:
         try:
@@ -160,7 +160,7 @@ def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _names(tools: Sequence[Any], text: str) -> bool:
-    """True where a text has the name of every tool, as JSON has it."""
+    """True if a text contains the name of every tool, as a JSON string."""
     try:
         return all(f'"{tool["function"]["name"]}"' in text for tool in tools)
     except (LookupError, TypeError):
@@ -168,7 +168,7 @@ def _names(tools: Sequence[Any], text: str) -> bool:
 
 
 def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401
-    """A JSON schema whose references to itself hold where it stands at `place` in another one."""
+    """A JSON schema whose references to itself still work when it stands at `place` in another one."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
@@ -184,15 +184,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-# In the process: a sandbox keeps the template from all else that is there, the limits from using it up.
+# In the process: a sandbox keeps the template away from everything else there, and limits bound its resources.
 
 
 class _Unfit(TemplateError):
-    """Raised by a template for messages that it does not take."""
+    """Raised by a template for messages that it does not accept."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks for training what the model wrote, and stands for what is in it."""
+    """`{% generation %}`: marks the model's text for training, and renders as its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -248,16 +248,16 @@ def _unfit(message: object) -> NoReturn:
 
 
 def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401
-    """Jinja's own spells `<`, `>`, `&` and `'` in numbers, for pages."""
+    """JSON without HTML escapes: Jinja's own filter escapes `<`, `>`, `&` and `'` for web pages."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (TEMPLATE_BYTES, TEMPLATE_BYTES))
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, RENDER_CPU_S)  # whose signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, RENDER_CPU_S)  # its signal ends the process
         answer = _texts(*json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        # a template can write half a surrogate pair, which is no text
+        # a template can write half a surrogate pair, which is not valid text
         sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
         sys.stdout.buffer.flush()

@@ -12,7 +12,7 @@ from stages.wire.status import internal, invalid
 
 
 class ChunkedMode(PipelineMode):
-    """One chunk a sweep, each conditioned on all tokens before it."""
+    """One chunk per sweep, conditioned on all tokens before it."""
 
     name = "chunked"
     kind = "chain"

@@ -1,4 +1,4 @@
-"""The frontier: what the text of each mode and setting is worth, and what it costs. Measured once, `auto` reads it."""
+"""The frontier: the text quality and the cost of each mode and setting, measured once and read by `auto`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from stages.settings import from_toml, limits
 
 VERSION = 1
 WRITTEN_BY = "onesweep bench quality --write FILE"
-# Modes that can be chosen: `auto` chooses itself.
+# Modes to choose from: all but `auto` itself.
 CHOOSABLE = tuple(mode for mode in MODES if mode != "auto")
-# What an option can say about a request.
+# Request settings that an option can fix.
 SETTINGS = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "draft", "branches")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A mode with its settings. What it costs is for a text of `output_tokens`."""
+    """A mode with its settings. The costs are those of a text of `output_tokens`."""
 
     mode: str
     settings: tuple[tuple[str, Any], ...]
-    # Judge bits for a byte: fewer are better.
+    # Judge bits per byte: fewer are better.
     bits: float = field(metadata=limits(least=0))
     output_tokens: int = field(metadata=limits(least=1))
     # Mean over texts; likewise those below.
     sweeps: float = field(metadata=limits(least=0))
-    # As many as most texts need: a high quantile.
+    # Enough for most texts: a high quantile.
     sweeps_high: float = field(metadata=limits(least=0))
-    # Arithmetic on all hosts together.
+    # Compute time of all hosts together.
     host_ms: float = field(metadata=limits(least=0))
     router_ms: float = field(metadata=limits(least=0))
     # Payload of all hops.
@@ -49,7 +49,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        """As on a command line: `resample:ar:chunk=32`."""
+        """The option as on a command line: `resample:ar:chunk=32`."""
         return ModeVariant(self.mode).having(**dict(self.settings)).label
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
@@ -57,11 +57,11 @@ class Option:
 
     @property
     def one_piece(self) -> bool:
-        """True where the whole text comes at once, as many tokens as may be needed."""
+        """True if the whole text comes at once, with as many tokens as it may need."""
         return self.mode == "sweep" or (self.mode == "resample" and not self.setting("chunk"))
 
     def sweeps_for(self, count: int) -> tuple[float, float]:
-        """Sweeps for `count` tokens: expected, and as many as most texts need."""
+        """Sweeps for `count` tokens: the expected number, and enough for most texts."""
         if self.mode in WITHOUT_HOSTS:
             return 0, 0
         chunk = self.setting("chunk")
@@ -72,8 +72,8 @@ class Option:
         if chunk and self.mode in ("chunked", "resample"):
             return (exact := math.ceil(count / chunk)), exact
         share = count / self.output_tokens
-        mean = max(self.sweeps * share, 1.0)  # no setting says how many
-        # a sum over fewer tokens varies more for its length; whatever the text, each sweep brings one
+        mean = max(self.sweeps * share, 1.0)  # no setting fixes the number
+        # a sum over fewer tokens varies more relative to its length; but each sweep brings at least one token
         high = mean + (self.sweeps_high - self.sweeps) * max(share, math.sqrt(share))
         return min(mean, count), min(max(high, mean), count)
 
@@ -104,7 +104,7 @@ class Frontier:
     human_bits: float | None = None
 
     def usual_bits(self) -> dict[str, float]:
-        """Judge bits of each mode, or MODE:SCORER, at the usual temperature: of its first option in the file."""
+        """Judge bits of each mode, or MODE:SCORER, at the usual temperature, from its first option in the file."""
         bits = dict[str, float]()
         for option in self.options:
             if option.setting("temperature") in (None, DEFAULT_TEMPERATURE):
@@ -112,9 +112,9 @@ class Frontier:
         return bits
 
     def problem(self, digests: Mapping[str, str]) -> str:
-        """Why this frontier says nothing of the weights that are served; empty when it does.
+        """Why this frontier does not apply to the served weights; empty if it does.
 
-        :param digests: of the weights that are served, by the name of their folder; empty where one is not.
+        :param digests: of the served weights, by the name of their folder; empty for one not served.
         """
         for name, digest in digests.items():
             measured = self.weights.get(name, "")
@@ -145,7 +145,7 @@ class Frontier:
 
 
 def read_frontier(path: Path) -> Frontier:
-    """Raises InputError that names the file, what is wrong with it, and what writes another."""
+    """Raises InputError that names the file, the mistake, and the command that writes a new one."""
     try:
         return Frontier.from_record(json.loads(regular(path).read_text(encoding="utf-8")))
     except OSError as error:
@@ -167,25 +167,25 @@ def _known(cls: type, table: dict[str, Any]) -> dict[str, Any]:
     return {f.name: table[f.name] for f in fields(cls) if table.get(f.name) is not None}
 
 
-# Links and machines as they are now, and how long an option takes on them.
+# The current links and machines, and the time of an option on them.
 
-# Weight of what was measured, at each further request: links change.
+# Weight kept by old measurements at each further request, since links change.
 FORGET = 0.8
-# Of a link that was not measured (keep-warm messages are off).
+# Assumed for a link without a measurement (keep-warm messages are off).
 UNKNOWN_RTT_MS = 100.0
-# What a trip takes besides the links' delay, before one was seen.
+# Assumed time of a trip beyond the links' delay, before any measurement.
 HANDLING_MS = 4.0
 UNIT_BYTES = 100_000
-# What a unit of payload takes on 100 Mbit/s, before any was seen to travel.
+# Assumed time of a unit of payload, on 100 Mbit/s, before any measurement.
 UNIT_MS = 8.0
-# How many requests the two are worth.
+# Weight of the two assumptions, in requests.
 PRIOR, UNIT_PRIOR = 0.1, 0.2
 
 
 class TripOverhead:
-    """Time of trips besides the delay of the links: `fixed` and `unit` for each UNIT_BYTES of payload.
+    """Time of trips beyond the links' delay: `fixed`, plus `unit` per UNIT_BYTES of payload.
 
-    Least squares over the requests so far, later ones weighing more, towards the values that are assumed before any.
+    Least squares over the requests so far, weighted towards later ones, with the assumed values as prior.
     """
 
     def __init__(self) -> None:
@@ -210,35 +210,35 @@ class Forecast:
     option: Option
     # Expected.
     ms: float
-    # With as many sweeps as most texts need.
+    # With enough sweeps for most texts.
     high_ms: float
     sweeps: float
-    # Of one sweep, without arithmetic; 0 where there is none.
+    # One sweep without compute; 0 if the option has no sweeps.
     trip_ms: float
     compute_ms: float
 
 
 class LatencyModel:
-    """Running estimates for one ring, fed by the links' round trips and by every request's account."""
+    """Running estimates for one ring, from the links' round trips and every request's account."""
 
     def __init__(self, rtts: Callable[[], Sequence[float | None]]) -> None:
-        """:param rtts: last round trips of the router to each host in ring order, milliseconds; None = not known."""
+        """:param rtts: last round trips from the router to each host, in ring order, milliseconds; None = unknown."""
         self.rtts = rtts
         self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
 
     def trip_ms(self, payload: float = 0.0) -> float:
-        """One sweep from the router round the hosts and back, without arithmetic.
+        """Time of one sweep from the router round the hosts and back, without compute.
 
-        :param payload: bytes of all its hops.
+        :param payload: bytes over all its hops.
         """
         return self._delays()[0] + self._extra["sweep"].ms(payload)
 
     def step_ms(self, payload: float = 0.0) -> float:
-        """One further token of `ar`, which goes from the last host to the first."""
+        """Time of one further token of `ar`, which goes from the last host to the first."""
         return self._delays()[1] + self._extra["step"].ms(payload)
 
     def forecast(self, option: Option, count: int) -> Forecast:
-        """`option` for a text of `count` tokens."""
+        """The cost of `option` for a text of `count` tokens."""
         mean, high = option.sweeps_for(count)
         share = count / option.output_tokens
         compute_ms, payload = (option.host_ms + option.router_ms) * share, option.wire_bytes * share / max(mean, 1.0)
@@ -251,11 +251,11 @@ class LatencyModel:
         return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
 
     def record(self, mode: str, account: Account, latency_ms: float) -> None:
-        """Book the trips of a request."""
+        """Learn from the trips of a request."""
         mode = account.mode or mode
         if not (sweeps := account.sweeps):
             return
-        # hosts that compute batches of candidates side by side take less time than their sum
+        # hosts that compute batches of candidates in parallel take less time than the sum
         rest_ms = max(latency_ms - account.local_compute_ms - sum(account.compute_ms.values()), 0.0)
         payload = account.wire_bytes_total / sweeps
         sweep_ms, step_ms = self._delays()
@@ -265,9 +265,9 @@ class LatencyModel:
             self._extra["step"].record((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
 
     def _delays(self) -> tuple[float, float]:
-        """Delay of one sweep, and of one step of `ar`, from the router's own links."""
-        # two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
-        # recorded with the first requests
+        """Delay of one sweep and of one step of `ar`, from the router's own links."""
+        # assume that two hosts are as far apart as the farther one is from the router; the first requests correct
+        # the error
         rtts = [UNKNOWN_RTT_MS if rtt is None else rtt for rtt in self.rtts()]
         within_ms = sum(max(pair) for pair in pairwise(rtts)) / 2
         back_ms = max(rtts[0], rtts[-1]) / 2 if len(rtts) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Zero sweeps: what the router's own model writes on its own machine, modes `local` and `local:copy`."""
+"""Zero sweeps: the router's own model generates on its own machine, modes `local` and `local:copy`."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def drafter_problem(model: "LocalModel | None", tokenizer: Tokenizer) -> str:
-    """Why the router's own model does not draft for the hosts' model, whose tokenizer this is; empty where it does."""
+    """Why the router's own model cannot draft for the hosts' model, whose tokenizer this is; empty if it can."""
     why = ""
     if model is not None:
         if model.vocabulary != tokenizer.vocabulary:
@@ -34,15 +34,15 @@ def drafter_problem(model: "LocalModel | None", tokenizer: Tokenizer) -> str:
 
 
 def read_local_model(directory: Path) -> "LocalModel | None":
-    """The drafter of a bundle or a checkpoint, if it has one. Blocks. Raises OnesweepError for one that is damaged."""
+    """The drafter of a bundle or a checkpoint, if it has one. Blocks. Raises OnesweepError for a damaged one."""
     if (local := find_bundle(directory).local) is None:
         return None
-    from serving.router.own_models import LocalModel  # which needs torch
+    from serving.router.own_models import LocalModel  # imports torch
 
     return LocalModel(local)
 
 
-# A sweep must beat these on quality.
+# Baselines: a sweep must give better text than these.
 
 
 class LocalMode(Mode):
@@ -86,7 +86,7 @@ class LocalMode(Mode):
 
 
 class CopyMode(LocalMode):
-    """Zero sweeps, by the hosts' own model in fewer bits: what its holder would have without them."""
+    """Zero sweeps, by the hosts' own model in fewer bits: all that one machine could do without them."""
 
     name = COPY
     absent = NO_COPY

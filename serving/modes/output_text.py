@@ -1,4 +1,4 @@
-"""A text on its way to who asked for it: read from tokens, cut where the request says."""
+"""The output text on its way to the client: decoded from tokens, cut where the request says."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,20 @@ from serving.modes.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Feeds what a model writes through stop strings and a limit of bytes. The text does not depend on its pieces."""
+    """Applies stop strings and a byte limit to a model's output. The text does not depend on how it is split."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: bytes, stops: Sequence[bytes], most_bytes: int | None) -> None:
         """:param prompt: in tokens.
 
-        :param most_bytes: None = no limit but that of tokens. No character is cut in two for it.
+        :param most_bytes: None = no limit but that of tokens. The cut never splits a character.
         """
         self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), most_bytes
-        # the name of a control token never comes in a text: where it is a stop string, its number ends that
+        # the name of a control token never appears in the text: as a stop string, the token itself ends the text
         self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
-        self.stopped = self.over = False  # a stop string came; the text is complete
+        self.stopped = self.over = False  # a stop string ended the text; the text is complete
 
     def feed(self, tokens: bytes) -> bytes:
-        """Text that can be handed out now."""
+        """The text that can be handed out now."""
         if self._numbers:
             written = self._vocabulary.tokens(tokens)
             count = next((i for i, token in enumerate(written) if token in self._numbers), len(written))
@@ -28,7 +28,7 @@ class OutputText:
         return self._within(self._cutter.feed(text)) if self._cutter.stops or self._left is not None else text
 
     def end(self) -> bytes:
-        """Text that was held back until the end."""
+        """The text held back until the end."""
         return self._within(self._cutter.feed(self._reader.end()) + self._cutter.end())
 
     def _within(self, text: bytes) -> bytes:
@@ -46,10 +46,10 @@ class OutputText:
 
 
 class StopCutter:
-    """Cuts a text that comes in pieces before the first stop string that is complete in it.
+    """Cuts a text that arrives in pieces before the first complete stop string.
 
-    The cut does not depend on the pieces: it is the one of a text that comes byte by byte. Where two stop strings end
-    with the same byte, the longer one counts.
+    The cut is that of a text that arrives byte by byte, however it is split. If two stop strings end with the same
+    byte, the longer one counts.
     """
 
     def __init__(self, stops: Sequence[bytes]) -> None:
@@ -58,12 +58,12 @@ class StopCutter:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """The text that is sure to stand before any stop string; nothing more once `stopped`."""
+        """The text certain to precede any stop string; nothing more once `stopped`."""
         if self.stopped:
             return b""
         text = self._held + piece
         found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:  # in bytes, and the first that is complete: no later byte can take back what was shown
+        if found:  # in bytes, and the first complete one: no later byte may take back shown text
             _, cut = min(found)
             self.stopped, self._held = True, b""
             return text[:cut]
@@ -72,11 +72,11 @@ class StopCutter:
         return text[: len(text) - keep]
 
     def end(self) -> bytes:
-        """The text that was held back because a stop string could have begun there."""
+        """The text held back because a stop string could have begun there."""
         held, self._held = self._held, b""
         return held
 
 
 def _begun(text: bytes, stop: bytes) -> int:
-    """Bytes at the end of `text` that `stop` begins with."""
+    """Number of bytes at the end of `text` that begin `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Text in the tokens of a model: the tokenizer of its checkpoint, and the chat template of a pretrained one."""
+"""The tokenizer from a model's checkpoint, and the chat template of a pretrained model."""
 
 import codecs
 import json
@@ -22,14 +22,14 @@ from stages.limits import MAX_ENDS
 from stages.model.vocabulary import Vocabulary
 from stages.wire.status import StatusError, failed_precondition, internal, invalid
 
-# OpenAI's newer name of a role, and the one that templates know.
+# OpenAI's newer name of a role, and the name that templates know.
 ROLES = {"developer": "system"}
 SAMPLED = {f.name: f for f in SETTINGS if f.name == "temperature" or f.name in SHAPES}  # of a model's publisher
-# Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before.
+# Prompt tokens that decoding looks back at: the token before a word decides whether it begins with a space.
 CONTEXT = 8
-# Tokens without a whole character at their end, after which they are told as they are.
+# Most tokens held back while no character is complete; after these they are handed out as they are.
 MOST_HELD = 64
-# What stands for bytes that are no character, or none yet.
+# Replaces bytes that are not a character, or not yet.
 UNKNOWN = "\ufffd"
 
 
@@ -49,7 +49,7 @@ class PretrainedTokenizer(Tokenizer):
     ) -> None:
         """:param id: as `Tokenizer.id`.
 
-        :param tool_template: in place of `template` where there are tools, if the model has one.
+        :param tool_template: replaces `template` if there are tools and the model has one.
         """
         self.encoding, self.vocabulary, self.ends, self.template = encoding, vocabulary, ends, template
         self.tool_template = tool_template or template
@@ -58,13 +58,13 @@ class PretrainedTokenizer(Tokenizer):
         normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
         added = encoding.get_added_tokens_decoder()
         found = {number: each for number, each in added.items() if each.special and len(each.content) > 1}
-        # tokens that are looked for in normalised text: other forms of their names, such as wide letters, are they, too
+        # tokens matched in normalised text: other spellings of their names, such as wide letters, match too
         self._folded = {number for number, each in found.items() if normal is not str and each.normalized}
         names = [normal(each.content) if number in self._folded else each.content for number, each in found.items()]
         self._numbers = {each.content: number for number, each in added.items() if each.special}
         self._left_out = {*self._numbers.values()}
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
-        # tokens that stand for a byte each, where letters without a token of their own are spelled by such
+        # tokens for one byte each, with which some tokenizers spell characters that have no token
         spelled = [encoding.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
         numbers = [number for number in spelled if number is not None]
         has_fallback = numbers == spelled and encoding.decode([numbers[byte] for byte in "é".encode()]) == "é"
@@ -81,9 +81,9 @@ class PretrainedTokenizer(Tokenizer):
         if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
         told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
-        # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
+        # control tokens in a user's text stay text: a placeholder for each goes through the template
         mark, found = secrets.token_hex(8), list[str]()
-        # stands at the end of the last message: templates write more after it
+        # marks the end of the last message, after which templates write more
         end = secrets.token_hex(8) if chat.continues else ""
         told[-1]["content"] += end
 
@@ -93,7 +93,7 @@ class PretrainedTokenizer(Tokenizer):
 
         try:
             schema = template.call_schema(tools, chat.must_call, chat.answer)
-            # strict is for us: a template may write all that it is given
+            # `strict` is for the router: a template may print every field that it gets
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
             told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
@@ -116,8 +116,8 @@ class PretrainedTokenizer(Tokenizer):
         return EncodedChat(tokens, len("".join(pieces).encode()), schema)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, without control tokens."""
-        # where a byte is no UTF-8, the library has U+FFFD for all that stand beside it, and so loses letters
+        """The tokens' text, without control tokens."""
+        # for a byte that is not UTF-8 the library also replaces its neighbours with U+FFFD, and so loses letters
         told, spelled = list[int](), list(self._bytes)
         for are_bytes, row in groupby(
             (each for each in tokens if each not in self._left_out), self._bytes.__contains__
@@ -134,7 +134,7 @@ class PretrainedTokenizer(Tokenizer):
         return frozenset(self._numbers[name.decode()] for name in names if name.decode() in self._numbers)
 
     def token_text(self, token: int) -> bytes:
-        # after another token: by itself some tokenizers take the space before a word away
+        # encode after another token: at the start, some tokenizers drop the space before a word
         before = self.encoding.encode("a", add_special_tokens=False).ids
         whole = self.encoding.decode([*before, token], skip_special_tokens=False)
         text: str = whole[len(self.encoding.decode(before, skip_special_tokens=False)) :]
@@ -145,23 +145,23 @@ class PretrainedTokenizer(Tokenizer):
         return _Tokens(self, known)
 
     def _named(self, text: str) -> str:
-        """A text of a user, normalised where it has a control token in another form than its name."""
+        """A user's text, normalised if it holds a control token in another spelling than its name."""
         if not self._folded or self._folded.isdisjoint(self.vocabulary.tokens(self._encode(text, False))):
             return text
         with library_errors(_unreadable):
             return self._normal(text)
 
     def _plain(self, text: str) -> bytes:
-        """A text in tokens, of which none is a control token: each of their names is cut in two."""
+        """A text in tokens without control tokens: their names are split in two before encoding."""
         tokens = b""
         while match := self._controls.search(text):
             tokens, text = tokens + self._encode(text[: match.start() + 1], False), text[match.start() + 1 :]
         return tokens + self._encode(text, False)
 
     def _encode(self, text: str, specials: bool) -> bytes:
-        """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
+        """:param specials: add the tokens that begin a text, if the tokenizer has such."""
         with library_errors(_unreadable):
-            # of many texts at once: encoding a single one holds Python's lock, for seconds where an expression is bad
+            # as a batch: encoding a single text holds Python's lock, for seconds if a regular expression is slow
             (encoded,) = self.encoding.encode_batch([text], add_special_tokens=specials)
         return self.vocabulary.encode(encoded.ids)
 
@@ -171,7 +171,7 @@ def _unreadable(problem: str) -> StatusError:
 
 
 def _in_strings(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
-    """A value of JSON with its strings changed, but for the names of fields."""
+    """A JSON value with its strings changed, except the names of fields."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -179,27 +179,27 @@ def _in_strings(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN40
     return [_in_strings(each, change) for each in value] if isinstance(value, Sequence) else value
 
 
-# The letters that byte-level tokens have for bytes: printable ones for themselves, those from U+0100 on for others.
+# The letters of bytes in byte-level tokens: printable bytes stand for themselves, others map to U+0100 and above.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
 LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _bytes_of(token: str) -> bytes:
-    """Bytes of a token that cuts a character in two: one byte by its number, or a letter a byte."""
+    """The bytes of a token that splits a character: one byte by its number, or one letter per byte."""
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
         return bytes.fromhex(token[3:5])
     return bytes(LETTERS[letter] for letter in token) if set(token) <= LETTERS.keys() else token.encode()
 
 
 class _Tokens(Detokenizer):
-    """Tells a token's text as what it adds to that of the tokens before it, once no character is cut at its end."""
+    """Decodes each token as its addition to the text before it, once its end does not split a character."""
 
     def __init__(self, tokenizer: PretrainedTokenizer, prompt: list[int]) -> None:
-        """:param prompt: its last tokens."""
+        """:param prompt: the last tokens of the prompt."""
         self.tokenizer = tokenizer
         endings = (prompt[at:] for at in range(len(prompt)))
-        # one that begins in the middle of a character would spoil what follows it
+        # a start in the middle of a character would corrupt the text after it
         self._known = next((each for each in endings if UNKNOWN not in self._text(each)), [])
         self._held = list[int]()
 
@@ -208,7 +208,7 @@ class _Tokens(Detokenizer):
 
     def end(self) -> bytes:
         held = b"".join(self.tokenizer.token_text(token) for token in self._held if self._text([token]))
-        # all but the beginning of a character whose end does not come
+        # everything except the start of a character that never ends
         told = codecs.getincrementaldecoder("utf-8")("replace").decode(held)
         return (self._added().rstrip(UNKNOWN) + UNKNOWN * (len(told) - len(told.rstrip(UNKNOWN)))).encode()
 
@@ -229,7 +229,7 @@ class _Tokens(Detokenizer):
 
 
 def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> PretrainedTokenizer:
-    """That of the checkpoint in `directory`. Blocks. Raises CheckpointError for a file that is missing or damaged."""
+    """The tokenizer of the checkpoint in `directory`. Blocks. Raises CheckpointError for a missing or damaged file."""
     raw = read_companion(directory, manifest, TOKENIZER_NAME)
     with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
         tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
@@ -255,8 +255,8 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
 
 
 def _specials(directory: Path, manifest: Manifest) -> tuple[dict[str, str], frozenset[int], dict[str, float]]:
-    """Tokens with a meaning of their own, those with a name in templates and those that end a text; and the settings
-    that the model's tokens are drawn with where a request does not say."""
+    """Special tokens, namely those named in templates and those that end a text, and the publisher's sampling settings
+    for requests that name none."""
     if SPECIALS_NAME not in manifest.files:
         return {}, frozenset(), {}
     try:
@@ -286,5 +286,5 @@ def read_tokenizers(directory: Path) -> Tokenizers:
 
 
 def tokenizer_of(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
+    """The tokenizer of a checkpoint. Raises OnesweepError if it is missing or damaged."""
     return read_tokenizers(directory).of(read_manifest(directory).digest())

@@ -1,10 +1,10 @@
-"""`resample`: a drafter writes many candidates of the output, one sweep scores them all, and one is drawn by weight.
+"""`resample`: a drafter generates many candidate outputs, one sweep scores them all, and one is drawn by weight.
 
-One trip carries the whole output, unless the request names a chunk: then N tokens take N / chunk sweeps. Sampling
-importance resampling (stages/model/resampling.py): with many candidates the text has the scorer's distribution, with
-one the drafter's. The drafter of an imported model is on the last host, which draws, too, and begins the next chunk:
-after the trip of the prompt only text and weights come here. A drafter that was trained here is at the router, and
-saves that trip: the prompt travels with the first candidates, and the chosen chunk with the next ones.
+One trip carries the whole output, unless the request names a chunk: then N tokens take N / chunk sweeps. This is
+sampling importance resampling (stages/model/resampling.py): many candidates give the text the scorer's distribution,
+one the drafter's. An imported model's drafter runs on the last host, which also draws and starts the next chunk: after
+the prompt's trip, only text and weights come here. A drafter trained with the model runs on the router and saves that
+trip: the prompt travels with the first candidates, and each chosen chunk with the next ones.
 """
 
 from collections.abc import AsyncGenerator
@@ -32,16 +32,16 @@ from stages.wire.status import failed_precondition, internal, invalid
 if TYPE_CHECKING:
     from serving.router.own_models import LocalModel
 
-# Of a request that names no number. Of the way from `local` to `ar` in judge bits, at equal entropy, 256 bytes of
-# models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
+# Default number. At equal entropy, one trip brings 256 bytes of byte models 28 % of the way from `local` to `ar` in
+# judge bits, and 40 % with 64 candidates (docs/research/mode-settings.md).
 CANDIDATES = 16
-ROUND = 1 << 16  # streams of numbers of a round, the most
+ROUND = 1 << 16  # most random streams per round
 
-Drawn = AsyncGenerator[tuple[bytes, ImportanceWeights], None]  # pieces of text, and how its candidates weighed
+Drawn = AsyncGenerator[tuple[bytes, ImportanceWeights], None]  # pieces of text, and the weights of their candidates
 
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
-    """The result of a step after `text`, and ln p of each of its candidates: (candidates,). Raises StatusError."""
+    """Run a step after `text`; returns the result and ln p of each candidate: (candidates,). Raises StatusError."""
     count, nats = len(step.score.candidates), list[Floats]()
     await session.push(step, text)
     event = await session.event(lambda event: nats.append(read_scores(event.scores.nats, count)))
@@ -49,7 +49,7 @@ async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[st
 
 
 def read_scores(payload: bytes, count: int) -> Floats:
-    """ln p of each candidate from a `Scores` message: (count,). Raises StatusError for another."""
+    """ln p of each candidate from a `Scores` message: (count,). Raises StatusError for a malformed one."""
     if len(payload) != 8 * count:
         raise internal(f"scores of {count} candidates came back as {len(payload)} bytes")
     nats = np.frombuffer(payload, dtype="<f8").astype(np.float64)
@@ -59,7 +59,7 @@ def read_scores(payload: bytes, count: int) -> Floats:
 
 
 class ResampleMode(Mode):
-    """A fixed number of sweeps, one by default, whatever the drafter is worth."""
+    """A fixed number of sweeps, one by default, however good the drafter is."""
 
     name = "resample"
     # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
@@ -82,7 +82,7 @@ class ResampleMode(Mode):
 
     @property
     def served(self) -> list[str]:
-        """Scorers of the hosts that read this mode's tokens, by the name that a request has for them."""
+        """The hosts' scorers with this mode's tokenizer, by their names in requests."""
         ours = self.tokenizer.id
         return [name for name, model in self._models.items() if self.tokenizers.of(model.digest).id == ours]
 
@@ -107,7 +107,7 @@ class ResampleMode(Mode):
         self._check_candidates(request, model.width)
 
     def _check_candidates(self, request: Generation, width: int) -> None:
-        """Raise StatusError where hosts, by the scorer's width, or the drafter have no room for the candidates."""
+        """Raise StatusError if hosts (by the scorer's width) or the drafter lack room for the candidates."""
         chunk, candidates = self._sizes(request)
         noun, most, fit = self.tokenizer.noun, most_scored(width), self._fit(chunk)
         each, who = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
@@ -128,13 +128,13 @@ class ResampleMode(Mode):
         account.scorer = name
         most = 1.0 if request.max_distance is None else request.max_distance
         text, left = request.prompt, request.max_tokens
-        # candidates are not remembered, so of the last chunk the hosts need to cache nothing
+        # candidates are not cached, so the hosts need no room for the last chunk
         capacity = vocabulary.count(text) + left - 1
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             write = self._there if not self.is_near and self._sizes(request)[0] > 1 else self._here
             async with aclosing(write(session, request, account)) as drawn:
                 async for piece, weights in drawn:
-                    # distances add up at most
+                    # the sum bounds the total distance
                     bound = min(account.distance_bound + weights.distance_bound, 1.0)
                     if bound > most:
                         break
@@ -155,7 +155,7 @@ class ResampleMode(Mode):
                 yield piece
 
     async def _here(self, session: Session, request: Generation, account: Account) -> Drawn:
-        """Chunks drawn among candidates of the router's own model."""
+        """Yield chunks drawn among candidates of the router's own model."""
         from stages.backends.whole_model import Continuations
 
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
@@ -177,7 +177,7 @@ class ResampleMode(Mode):
             text, left, number = text + piece, left - length, number + 1
 
     async def _there(self, session: Session, request: Generation, account: Account) -> Drawn:
-        """Chunks that the last host draws among candidates of its own."""
+        """Yield chunks that the last host draws among its own candidates."""
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
         left, empty, drawn = request.max_tokens, 0, list[ImportanceWeights | None]()
 
@@ -206,28 +206,28 @@ class ResampleMode(Mode):
 
     @property
     def is_near(self) -> bool:
-        """True if the drafter was trained as the scorer was: it is at the router, and its candidates are near.
+        """True if the drafter was trained like the scorer: it is on the router, and its candidates are close.
 
-        A scorer trained block by block is in no imported model's checkpoint, whatever its tokens are.
+        No imported model's checkpoint has a scorer trained block by block, whatever its tokenizer.
         """
         return self.tokenizer is BYTE_TOKENIZER or self.ring.model("scorer") is not None
 
     def _sizes(self, request: Generation) -> tuple[int, int]:
-        """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""
+        """Chunk and number of candidates. Nothing is learnt from requests: a text would depend on earlier ones."""
         usual = request.whole(self.tokenizer.vocabulary)
-        if not self.is_near:  # as long as a message holds the candidates
+        if not self.is_near:  # as long as the candidates fit into a message
             usual = max(min(usual, most_scored(self._models["ar"].width) // (request.candidates or CANDIDATES)), 1)
         chunk = min(request.chunk or usual, request.max_tokens)
         return chunk, request.candidates or max(1, min(CANDIDATES, self._fit(chunk)))
 
     def _fit(self, length: int) -> int:
-        """Most candidates of so many tokens."""
+        """Most candidates of `length` tokens."""
         if self.is_near:
             return self._drafter.most_branches(length)
         return min(most_scored(self._models["ar"].width) // length, MAX_LOGITS // self.tokenizer.vocabulary.size)
 
     def _scorer(self, request: Generation) -> str:
-        """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
+        """The scorer that `request` names, or the default. Meaningful while there is no `problem`."""
         return request.scorer or self.served[0]
 
     @property
@@ -243,8 +243,8 @@ class ResampleMode(Mode):
 
 
 def read_drawn(event: stage_pb2.Event, vocabulary: Vocabulary, length: int, count: int) -> ImportanceWeights | None:
-    """Weights of the candidates among which a host drew a text of `length` tokens; None of the first step, which has no
-    text. Raises StatusError for what is neither."""
+    """Weights of the candidates among which a host drew `length` tokens of text; None for the first step, which has no
+    text. Raises StatusError for any other result."""
     if not (written := count_tokens(event, vocabulary, "step")):
         return None
     if written != length:

@@ -1,4 +1,4 @@
-"""Tokenizers and detokenizers: text in the tokens of a model, and back."""
+"""Tokenizers and detokenizers: from text to a model's tokens, and back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition
 
-# What a manifest calls the tokenizer of a byte model.
+# A manifest's name for the tokenizer of a byte model.
 BYTES_NAME = "bytes"
 
 
@@ -21,39 +21,39 @@ class Message:
 
     role: str
     content: str
-    # Of a message about tools: the fields that the chat template is given beside the others.
+    # Further fields for the chat template, of a message about tools.
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation that the model is to go on with, as `GenerateRequest` has it."""
+    """A conversation to continue, as in `GenerateRequest`."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Any] = ()
-    # Names of the tools of which it must call one.
+    # Names of the tools; the model must call one of them.
     must_call: Sequence[str] = ()
-    # The last message is continued where it ends.
+    # The model continues the last message instead of answering it.
     continues: bool = False
-    # JSON schema of what is written where no tool is called; empty where it is any text.
+    # JSON schema of an answer without a tool call; empty if any text will do.
     answer: str = ""
 
 
 class EncodedChat(NamedTuple):
-    """A conversation in the tokens of a model."""
+    """A conversation in a model's tokens."""
 
     tokens: bytes
     text_bytes: int
-    # That the answer must follow; empty where it is any text.
+    # Schema that the answer must follow; empty if any text will do.
     json_schema: str = ""
 
 
 class Detokenizer(ABC):
-    """Makes text of the tokens that come, piece by piece, after a prompt."""
+    """Turns tokens that follow a prompt into text, piece by piece."""
 
     @abstractmethod
     def feed(self, tokens: bytes) -> bytes:
-        """The text of the tokens so far that was not told yet, as far as it cannot change any more: UTF-8."""
+        """The new text that later tokens can no longer change: UTF-8."""
 
     @abstractmethod
     def end(self) -> bytes:
@@ -63,20 +63,20 @@ class Detokenizer(ABC):
 class Tokenizer(ABC):
     """The tokens of one model."""
 
-    # What sentences call them.
+    # Their name in messages.
     noun: ClassVar[str]
     vocabulary: Vocabulary
-    # Which tokens they are: `bytes`, or the SHA-256 of a tokenizer's file.
+    # Identifies the vocabulary: `bytes`, or the SHA-256 of a tokenizer's file.
     id: str
-    # Tokens that say that a text ends.
+    # Tokens that end a text.
     ends: frozenset[int] = frozenset()
-    # The model's, where it was published.
+    # The name under which the model was published.
     model_name: str = ""
-    # How the model's publisher has its tokens drawn, by the names of a request's settings.
+    # The publisher's sampling settings, by the names of a request's settings.
     sampling: Mapping[str, float] = MappingProxyType({})
-    # Whether the model knows whose turn it is in a conversation.
+    # Whether the model knows the turns of a conversation.
     chats: bool = False
-    # Bytes that one token stands for at most.
+    # Most bytes that one token stands for.
     most_bytes: int = 1
 
     @abstractmethod
@@ -85,27 +85,27 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_piece(self, text: str) -> bytes:
-        """A piece of a text in tokens, without those that texts begin with. Blocks."""
+        """A piece of a text in tokens, without the tokens that begin a text. Blocks."""
 
     @abstractmethod
     def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
-        """Blocks. Raises StatusError for a conversation that the model's template does not take."""
+        """Blocks. Raises StatusError for a conversation that the model's template rejects."""
 
     def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
-        """Tokens with one of these names that are left out of a text: control tokens."""
+        """Control tokens with one of these names, which texts leave out."""
         return frozenset()
 
     @abstractmethod
     def token_text(self, token: int) -> bytes:
-        """The bytes that a token stands for in the middle of a text, which may cut a character in two."""
+        """The bytes of a token in the middle of a text, which may split a character."""
 
     @abstractmethod
     def detokenizer(self, prompt: bytes) -> Detokenizer:
-        """For what is written after `prompt`, given in tokens."""
+        """A detokenizer for text after `prompt`, given in tokens."""
 
 
 class _Bytes(Detokenizer):
-    """Bytes as they come. A character may come in two pieces; `TextDecoder` joins them."""
+    """Bytes as they come. A character may arrive in two pieces; `TextDecoder` joins them."""
 
     def feed(self, tokens: bytes) -> bytes:
         return tokens
@@ -115,7 +115,7 @@ class _Bytes(Detokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """A text is its own tokens. The model continues with texts and knows no roles: messages are a line each."""
+    """A text is its own tokens. The model continues texts and knows no roles: each message becomes a line."""
 
     noun = "bytes"
     vocabulary, id = BYTES, BYTES_NAME
@@ -129,7 +129,7 @@ class ByteTokenizer(Tokenizer):
     def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
         if chat.tools or any(message.more for message in chat.messages):
             raise failed_precondition("this model has no chat template: it takes no tools and no messages about them")
-        # without labels, which the model never saw: one user message gives the text of the same completion
+        # without role labels, which the model never saw: one user message gives the same text as a completion
         text = "\n".join(message.content for message in chat.messages).encode()
         return EncodedChat(text, len(text))
 
@@ -142,21 +142,21 @@ class ByteTokenizer(Tokenizer):
 
 BYTE_TOKENIZER = ByteTokenizer()
 
-# The tokenizers of the models that a router can serve.
+# The tokenizers of all models that a router can serve.
 
 
 class Tokenizers:
-    """Tokenizers of token models by the models' digests, which say which tokenizer belongs to them."""
+    """Tokenizers of token models, keyed by the models' digests."""
 
     def __init__(self, of_tokens: Mapping[str, Tokenizer]) -> None:
         self._of_tokens = of_tokens
 
     def of(self, digest: str) -> Tokenizer:
-        """That of the model with this digest, here or on the hosts; meaningful while there is no `problem`."""
+        """The tokenizer of the model with this digest, here or on the hosts; meaningful while there is no `problem`."""
         return self._of_tokens.get(digest, BYTE_TOKENIZER)
 
     def problem(self, model: stage_pb2.ModelInfo) -> str:
-        """Why texts for a model of the hosts cannot be tokenized; empty when they can."""
+        """Why texts for one of the hosts' models cannot be tokenized; empty if they can."""
         if model.tokenizer == BYTES_NAME or model.digest in self._of_tokens:
             return ""
         return (
@@ -169,5 +169,5 @@ NO_TOKENIZERS = Tokenizers({})
 
 
 def tokenizer_id(manifest: Manifest) -> str:
-    """Which tokens a model reads, as `Tokenizer.id` has it."""
+    """The `Tokenizer.id` of a model's tokens."""
     return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]

@@ -13,31 +13,31 @@ from stages.model.resampling import ImportanceWeights
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
-# A client that gives up so shortly before its deadline was told by its own clock that it had passed.
+# A client that gives up this shortly before its deadline went by its own clock, which had passed it.
 JITTER_S = 0.02
 
 
 class RequestContext:
-    """The properties of a request that travel to the hosts beside its work."""
+    """The properties of a request that travel to the hosts with its work."""
 
     name = ""
-    batch = False  # it gives way to others, on the hosts too
-    space = b""  # where hosts may keep the beginnings of its texts; empty: nowhere
-    caller = ""  # the key that it came with
+    batch = False  # it yields to other requests, on the hosts too
+    space = b""  # namespace for its texts in the hosts' prefix caches; empty: hosts cache nothing
+    caller = ""  # the API key it was sent with
 
     @property
     def age_ms(self) -> float:
-        """Milliseconds since it came."""
+        """Milliseconds since the request arrived."""
         return 0.0
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
-        """Name the request in work that leaves for the hosts."""
+        """Put the request's name and priority into a hop that leaves for the hosts."""
         hop.request, hop.batch = self.name, self.batch
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token that a model drew, with ln of its probability, and of those that were the most likely."""
+    """A token that a model drew, its logprob in nats, and the most likely tokens with theirs."""
 
     token: int
     nats: float
@@ -56,18 +56,18 @@ class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
     context: RequestContext = field(default_factory=RequestContext)
-    vocabulary: Vocabulary = BYTES  # of what is written
+    vocabulary: Vocabulary = BYTES  # of the generated text
     first_byte_ms: float = 0.0
     prompt_bytes: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of these, those that the hosts had in memory
-    output_bytes: int = 0  # of text, as far as it was handed out
-    output_tokens: int = 0  # tokens that were written
-    complete: bool = False  # whether nothing can follow the text by its schema
-    stopped: bool = False  # whether the text ended before it had the length asked for
+    cached_tokens: int = 0  # prompt tokens that the hosts had in their prefix caches
+    output_bytes: int = 0  # bytes of text handed out
+    output_tokens: int = 0  # generated tokens
+    complete: bool = False  # the schema allows nothing after the text
+    stopped: bool = False  # the text ended before the requested length
     sweeps: int = 0
     hops: int = 0
-    # One entry for each hop of a sweep, the largest where sweeps differ: a list of every hop of 256 steps helps nobody.
+    # One entry for each hop of a sweep, the largest where sweeps differ: a list of all hops of 256 steps is too long.
     wire_bytes: list[int] = field(default_factory=list)
     wire_bytes_total: int = 0
     local_compute_ms: float = 0.0
@@ -75,27 +75,27 @@ class Account:
     accepted: int = 0
     reached: int = 0
     scorer: str = ""
-    sampling: str = ""  # the settings that tokens were drawn with
+    sampling: str = ""  # the settings used to draw tokens
     reason: str = ""
     replays: int = 0  # times that work moved to other hosts
-    mode: str = ""  # the one that `auto` took
+    mode: str = ""  # the mode that `auto` chose
     chunk: int = 0
     candidates: int = 0
-    batches: int = 1  # batches that a sweep's candidates travelled in, the most; 1 where none did
+    batches: int = 1  # most batches that one sweep's candidates travelled in; 1 without candidates
     effective_samples: list[float] = field(default_factory=list)
-    distance_bound: float = 0.0  # between what was drawn and the scorer's distribution, over all sweeps
-    # For a token, and how many tokens it was measured on.
+    distance_bound: float = 0.0  # between the drawn text's distribution and the scorer's, over all sweeps
+    # Bits per token, with the number of tokens measured.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
-    audits: list[Awaitable[bool]] = field(default_factory=list)  # of answers that ended early
-    # Of the tokens that were written, and how many of these are told already.
+    audits: list[Awaitable[bool]] = field(default_factory=list)  # of answers that ended early, still running
+    # Of the generated tokens, and how many of these have been reported.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
-    # Of the prompt's tokens, where they were asked for; NaN for the first.
+    # Of the prompt's tokens, if requested; NaN for the first.
     prompt_logprobs: list[Drawn] = field(default_factory=list)
-    # Of the sweeps that nobody was told of yet; None where nobody asked for them.
+    # Trips of the sweeps that have not been reported yet; None if the client did not request them.
     trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
-    # Those of the last sweep, by the name that a host has in its own account.
+    # Hosts of the last sweep, by the name that each reports in its timings.
     hosts: dict[str, HostLink] = field(default_factory=dict)
     compute_ms: dict[HostEntry, float] = field(default_factory=dict)
     queue_ms: dict[HostEntry, float] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Account:
         self._begin_ms = self.context.age_ms
 
     def begin_again(self) -> None:
-        """The text is written anew; what it cost so far stays."""
+        """Start the text again; the costs so far stay."""
         self.output_tokens = 0
         for found in self.logprobs, self.prompt_logprobs, self.audits, self.effective_samples, self.divergence_bits:
             found.clear()
@@ -113,7 +113,7 @@ class Account:
         self.trip_begin_ms = self.elapsed_ms()
 
     def add_sweep(self, event: stage_pb2.Event) -> None:
-        """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
+        """Add one sweep: the bytes of each message that brought work to a host, and of the result."""
         payloads = list[int]()
         for timing in event.timings:
             if timing.received_bytes:
@@ -126,28 +126,28 @@ class Account:
         self.sweeps += 1
         self.hops += len(payloads)
         self.wire_bytes_total += sum(payloads)
-        # a later step of a ring of one host has no message that brings work: its result is still the last hop
+        # in a ring of one host, only the first step arrives in a message: the result is still the last hop
         padded = zip_longest(reversed(payloads), reversed(self.wire_bytes), fillvalue=0)
         self.wire_bytes = list(starmap(max, padded))[::-1]
         if self.trips is not None:
             self.trips.append(self._trip(event, sum(payloads)))
 
     def take_logprobs(self, end: int) -> list[Drawn]:
-        """Log-probabilities of the tokens since the last call, to the one before number `end` of the text."""
-        # a text that is written anew is the same, as far as it was handed out
+        """Logprobs of the tokens since the last call, up to but without token number `end` of the text."""
+        # a text that is generated again repeats what was handed out
         taken, self.told = self.logprobs[self.told : end], max(self.told, end)
         return taken
 
     def add_draft(self, drafted: int, accepted: int) -> None:
-        """Book guesses: how many, and how many were right."""
+        """Add draft tokens: how many were drafted, and how many were accepted."""
         self.drafted += drafted
         self.accepted += accepted
         self.reached += accepted + (accepted < drafted)
 
     def add_candidates(self, weights: ImportanceWeights, length: int, compute_ms: float = 0.0) -> None:
-        """Book the candidates of a sweep, and what the scorer made of them.
+        """Add the candidates of a sweep and the weights that the scorer gave them.
 
-        :param length: of each, tokens; :param compute_ms: of the router, to write them."""
+        :param length: tokens of each; :param compute_ms: the router's time to generate them."""
         count = len(weights.shares)
         self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, count)
         self.effective_samples.append(weights.effective)
@@ -155,7 +155,7 @@ class Account:
         self.divergence_bits.append((weights.divergence_bits, count * length))
 
     def add_text(self, tokens: bytes, told: stage_pb2.Logprobs | None = None) -> None:
-        """Book what was written, and with it the log-probabilities of its tokens, which may be of more than these."""
+        """Add generated tokens and their logprobs, of which there may be more than tokens."""
         if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
         if told is not None and told.nats:
@@ -163,7 +163,7 @@ class Account:
         self.output_tokens += self.vocabulary.count(tokens)
 
     def summary(self, mode: str, seed: int) -> router_pb2.Summary:
-        """All of it, for who asked."""
+        """The whole account, for the client."""
         return router_pb2.Summary(
             **{name: getattr(self, name) for name in COPIED},
             mode=self.mode or mode,
@@ -198,19 +198,19 @@ class Account:
 
     @property
     def total_compute_ms(self) -> float:
-        """Arithmetic, of the hosts and of the router."""
+        """Compute time of the hosts and of the router."""
         return self.local_compute_ms + sum(self.compute_ms.values())
 
     def elapsed_ms(self) -> float:
         return self.context.age_ms - self._begin_ms
 
 
-# Figures that a summary has as the account does, under the same name.
+# Figures that the summary copies from the account under the same name.
 COPIED = {f.name for f in fields(Account)} & set(router_pb2.Summary.DESCRIPTOR.fields_by_name) - {
     *("mode", "hosts", "compute_ms", "effective_samples", "divergence_bits")
 }
 
 
 def _mean(weighted: list[tuple[float, int]]) -> float:
-    """0 where there is nothing."""
+    """The weighted mean; 0 for an empty list."""
     return sum(value * weight for value, weight in weighted) / max(1, sum(weight for _, weight in weighted))

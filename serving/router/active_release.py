@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class RouterParts:
     """The router's own parts of a release."""
 
-    # The drafter, and what mode `local` is; or `local:copy`, where it is the hosts' model in fewer bits.
+    # The drafter, and the model of mode `local`; of `local:copy`, if it is the hosts' model in fewer bits.
     local: "LocalModel | None"
     guide: Guide
     directory: Path | None  # the bundle
@@ -56,9 +56,9 @@ class RouterParts:
 
     @classmethod
     def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
-        """Blocks. Raises OnesweepError for a damaged model, or a frontier that the user named.
+        """Read them; blocks. Raises OnesweepError for a damaged model, or a bad frontier that the user named.
 
-        :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
+        :param frontier: the options of `auto`; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
         if directory is not None and bundle_draws(directory):
             return cls(None, Guide(), directory, drawing=LocalDrawing(directory))
@@ -86,8 +86,8 @@ class ActiveRelease:
     drawing: dict[str, DrawingMode]
     conditions: LatencyModel
     directory: Path | None
-    name: str  # empty where the hosts brought the weights, until one of them says what it calls them
-    requests: int = 0  # under way
+    name: str  # empty if the hosts brought the weights, until one of them reports its name for them
+    requests: int = 0  # running
 
     @classmethod
     def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
@@ -101,7 +101,7 @@ class ActiveRelease:
 
     @property
     def frontier(self) -> Frontier | None:
-        """The options of `auto`; None while there are none for these weights."""
+        """The options of `auto`; None while these weights have none."""
         auto = self.modes[AutoMode.name]
         return auto.guide.frontier if isinstance(auto, AutoMode) and not auto.problem else None
 
@@ -115,7 +115,7 @@ class ActiveRelease:
 
     @property
     def pictures(self) -> stage_pb2.PictureInfo | None:
-        """The pictures that can be drawn; None where the weights write."""
+        """The pictures that the weights can draw; None for weights that generate text."""
         return next((mode.info for mode in self.drawing.values() if mode.info is not None), None)
 
 
@@ -138,7 +138,7 @@ def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dic
 PROMPT = b"The old man said that"
 TEST_TOKENS = 8
 TEST_TIMEOUT_S = 60.0
-# Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far.
+# Nats that a backend may round beyond the manifest's own tolerance. Parts of different models miss by far more.
 LOSS_TOLERANCE = 0.05
 BUSY_TRIES, BUSY_PAUSE_S = 10, 0.5
 PIPELINES: tuple[ModelKind, ...] = ("ar", "scorer")
@@ -147,7 +147,7 @@ T = TypeVar("T")
 
 
 async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> None:
-    """Raise StatusError with what is wrong with a release."""
+    """Try every mode of a release. Raises StatusError that says what is wrong with it."""
     paths = find_bundle(directory).models
     for kind in PIPELINES:
         if kind in paths:
@@ -169,11 +169,11 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
 
 
 async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
-    """The result of `job`, once hosts that are busy with requests have room for it, and none of them lies."""
+    """Run `job`, again while hosts are busy with requests or one of them is found to lie; returns its result."""
     for left in reversed(range(BUSY_TRIES)):
         try:
             return await job()
-        except AuditFailed as error:  # that host is taken out
+        except AuditFailed as error:  # the faulty host is quarantined by now
             if not left:
                 raise unavailable(f"{error} in the smoke test: look at the hosts") from None
         except StatusError as refusal:
@@ -184,7 +184,7 @@ async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
 
 
 def expected_nats(manifest: Manifest) -> float | None:
-    """Loss for a token on the probe text that a manifest recorded for its last part."""
+    """Loss per token on the probe text, as a manifest recorded it for its last part."""
     last = manifest.parts[-1]
     measure = "next_byte_nats" if manifest.tokenizer == "bytes" else "next_token_nats"
     return last.probe.get(measure) if last else None

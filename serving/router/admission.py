@@ -1,13 +1,13 @@
-"""Admission: quotas of each key, and a fair share of the router's places.
+"""Admission: quotas per key, and a fair share of the router's places.
 
-A request over a quota is refused at once, before any host works. When all places are taken some requests may wait, for
+A request over a quota is refused at once, before any host works. When all places are taken, some requests may wait for
 a short time; the next free place goes to the key that holds the fewest, and when the queue is full the newest request
-of the key with the most in it makes room. So who floods the router waits, and is refused, for himself.
+of the key with the most in it is refused to make room. So a key that floods the router only delays itself.
 
-Batch requests give way: a quarter of the places is never theirs, and a free place goes to an interactive request that
-waits, unless fewer than an eighth are with batch requests.
+Batch requests yield: a quarter of the places is closed to them, and a free place goes to a waiting interactive request
+unless batch requests hold fewer than an eighth.
 
-Nothing here waits or reads a clock: the service tells the time, and is called when a request that waits has its answer.
+Nothing here waits or reads a clock: the service passes the time, and gets a call when a waiting request is answered.
 """
 
 import math
@@ -18,15 +18,15 @@ from serving.router.settings import AdmissionSettings
 from stages.wire.status import StatusError, exhausted, unavailable
 from stages.wire.tokens import Key
 
-# One place of so many is kept for keys that hold none, where there is more than one key.
+# With more than one key, one place in this many is kept for keys that hold none.
 RESERVED_SHARE = 8
-INTERACTIVE_SHARE, BATCH_SHARE = 4, 8  # one place of so many
+INTERACTIVE_SHARE, BATCH_SHARE = 4, 8  # one place in this many
 DAY_S = 86_400
 LEAST_RETRY_MS, MOST_RETRY_MS = 1000, 60_000
-# Weight of a new request in the mean of how long they take.
+# Weight of a new request in the running mean of their durations.
 NEW_SHARE = 0.2
 
-# States of a request, what happens to it in each, and the state that follows.
+# States of a request, the events in each, and the state that follows.
 PLACE_STATES = {
     "asks": {"place is free": "admitted", "has to wait": "waits"},
     "waits": {"place is given": "admitted", "makes room": "refused", "waited too long": "refused", "leaves": "ended"},
@@ -37,34 +37,34 @@ PLACE_STATES = {
 
 @dataclass(eq=False)
 class PlaceRequest:
-    """A request for a place, until it has left."""
+    """A request for a place, from asking to leaving."""
 
     key: Key
-    max_bytes: int  # its prompt, and what it may come to generate; counted in full until it ends
-    left_s: float = math.inf  # until its deadline: one that would wait beyond it is refused at once
-    batch: bool = False  # it gives way to others
+    max_bytes: int  # its prompt and the most that it may generate; counted in full until it ends
+    left_s: float = math.inf  # until its deadline: a request that would wait longer is refused at once
+    batch: bool = False  # it yields to other requests
     state: str = "asks"
-    answered: Callable[[], object] = bool  # is called when one that waits is admitted or refused
-    wait_s: float = 0.0  # the longest that it waits
-    refusal: StatusError | None = None  # where it is not admitted
+    answered: Callable[[], object] = bool  # called when a waiting request is admitted or refused
+    wait_s: float = 0.0  # longest wait
+    refusal: StatusError | None = None  # set if it is not admitted
     begun_s: float | None = None
-    day: int = 0  # of whose quota it is
-    spent_bytes: int = 0  # that were read or generated so far
+    day: int = 0  # the day whose quota it counts against
+    spent_bytes: int = 0  # bytes read and generated so far
 
     def change(self, event: str) -> None:
-        """Follow PLACE_STATES. Raises KeyError for what cannot happen."""
+        """Follow PLACE_STATES. Raises KeyError for an event that the state does not allow."""
         self.state = PLACE_STATES[self.state][event]
 
 
 @dataclass
 class Usage:
-    """Use of one key, so far and now."""
+    """Use of one key, total and current."""
 
     held: int = 0
-    most: int = 0  # that it may hold
-    turn: int = 0  # when it was last given a place, counted in places given
+    most: int = 0  # places that it may hold
+    turn: int = 0  # when it last got a place, counted in places given
     waiting: list[PlaceRequest] = field(default_factory=list)
-    # Requests that may start now, by the key's rate; at most a second's worth, and at least one.
+    # Requests that the key's rate lets start now; at most a second's worth, and at least one.
     allowance: float = 1.0
     topped_up_s: float = 0.0
     day: int = 0
@@ -72,34 +72,34 @@ class Usage:
 
 
 class Admission:
-    """The router's places. Times are seconds on a clock that only goes forward."""
+    """The router's places. Times are seconds on a monotonic clock."""
 
     def __init__(self, settings: AdmissionSettings | None = None, reserves: bool = False) -> None:
         """:param reserves: whether there may be more than one key."""
         self.settings = settings or AdmissionSettings()
-        self.requests = self.batches = 0  # in flight, and how many of them are batch requests
+        self.requests = self.batches = 0  # in flight, and the batch requests among them
         self._usage: dict[str, Usage] = {}
         self._turns = 0
-        self._mean_s = 0.0  # how long requests take, about
+        self._mean_s = 0.0  # running mean of a request's duration
         limit = self.settings.request_limit
         self._reserved = max(limit // RESERVED_SHARE, 1) if reserves and limit > 1 else 0
-        # Most places of a key that has no limit of its own: it may fill them with requests that take an hour each.
+        # Most places of a key without a limit of its own, which could fill them with requests of an hour each.
         self._share = max(limit // 2, 1) if reserves else limit
         self._batch_most = max(limit - max(limit // INTERACTIVE_SHARE, 1), 1)
-        self._batch_least = limit // BATCH_SHARE  # none of a few: interactive requests would wait for one of two
-        self.stopping = False  # nobody enters any more
+        self._batch_least = limit // BATCH_SHARE  # zero of a few places: else a batch request could hold one of two
+        self.stopping = False  # no request is admitted any more
 
     def ask(self, request: PlaceRequest, now_s: float, unix_s: float) -> None:
-        """Admit a request, or have it wait for its answer; `begin` comes next, and `leave` in any case.
+        """Admit a request or queue it; call `begin` next, and `leave` in any case.
 
         :param unix_s: the time of day, for quotas.
 
-        Raises StatusError: RESOURCE_EXHAUSTED says which limit was met and when to come back."""
+        Raises StatusError: RESOURCE_EXHAUSTED says which limit was reached and when to retry."""
         if self.stopping:
             raise unavailable("the router is stopping: ask another one, or this one later")
         usage = self._usage.setdefault(request.key.name, Usage())
         usage.most = request.key.concurrent or self._share
-        # waiting for one's own quota helps nobody: the caller knows best when to come back
+        # a request over its own quota does not wait: the caller knows best when to retry
         self._check_quotas(request.key, usage, request.max_bytes, now_s, unix_s)
         if self._may_take(usage, request.batch) and not any(each.batch <= request.batch for each in usage.waiting):
             self._give_place(request, usage, "place is free")
@@ -109,7 +109,7 @@ class Admission:
         usage.bytes_today += request.max_bytes
 
     def begin(self, request: PlaceRequest, now_s: float) -> None:
-        """Start a request that was answered, or that need not wait any more. Raises StatusError where it is refused."""
+        """Start a request that was answered or has waited long enough. Raises StatusError if it is refused."""
         if request.state == "waits":
             request.change("waited too long")
         if request.state == "refused":
@@ -118,13 +118,13 @@ class Admission:
         request.begun_s = now_s
 
     def leave(self, request: PlaceRequest, now_s: float) -> None:
-        """End a request: its client may go in the very moment in which it gets its place."""
+        """End a request; its client may leave at the very moment it gets its place."""
         usage, had_place = self._usage[request.key.name], request.state == "admitted"
         request.change("leaves")
         if request in usage.waiting:
             usage.waiting.remove(request)
         if usage.day == request.day:
-            # not below nothing: a date that was wrong for a moment has the count forgotten
+            # not below zero: a clock that showed a wrong date for a moment has reset the count
             usage.bytes_today = max(usage.bytes_today + request.spent_bytes - request.max_bytes, 0)
         if request.begun_s is not None:
             took_s = now_s - request.begun_s
@@ -139,7 +139,7 @@ class Admission:
         return sum(len(usage.waiting) for usage in self._usage.values())
 
     def _check_quotas(self, key: Key, usage: Usage, max_bytes: int, now_s: float, unix_s: float) -> None:
-        """Raises StatusError, or takes one request off the rate's allowance."""
+        """Take one request off the rate's allowance. Raises StatusError for a request over a quota."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
             said = f"key {key.name} has {key.concurrent} requests under way, its limit"
             raise exhausted(said, self._retry_ms(1))
@@ -173,7 +173,7 @@ class Admission:
         expected_s = self._mean_s * place / self.settings.request_limit
         if self.settings.queue_limit == 0 or expected_s > wait_s:
             raise exhausted(full, self._retry_ms(place))
-        # A wait evens out the moments in which requests come together: a few may, and none longer than its deadline.
+        # Waiting smooths bursts: a few requests may wait, none longer than its deadline.
         if self.waiting >= self.settings.queue_limit:
             self._make_room(usage, exhausted(f"{full}, and {self.waiting} more wait", self._retry_ms(place)), batch)
         request.change("has to wait")
@@ -182,7 +182,7 @@ class Admission:
         usage.waiting.append(request)
 
     def _place_in_queue(self, usage: Usage, batch: bool) -> int:
-        """Position of a key's next request: the first is served next."""
+        """Queue position of a key's next request; the first is served next."""
 
         def before(other: Usage) -> int:
             return sum(each.batch <= batch for each in other.waiting)
@@ -192,7 +192,7 @@ class Admission:
         return own + sum(ahead)
 
     def _make_room(self, usage: Usage, refusal: StatusError, batch: bool) -> None:
-        """Refuse the newest request of the key that has the most waiting, batch requests first."""
+        """Refuse the newest request of the key with the most waiting, batch requests first."""
         gives_way = any(each.batch for other in self._usage.values() for each in other.waiting)
 
         def pool(other: Usage) -> list[PlaceRequest]:
@@ -219,7 +219,7 @@ class Admission:
         request.answered()
 
     def _give_places(self) -> None:
-        """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
+        """Give free places to the key that holds the fewest, and among equals to the one that waited longest."""
         while True:
             owed = self.batches < self._batch_least
             queues = [
@@ -235,6 +235,6 @@ class Admission:
             self._give_place(first, usage, "place is given")
 
     def _retry_ms(self, place: int) -> int:
-        """When the request at this place of a queue would get its turn, about."""
+        """Estimate of when the request at this place in the queue gets its turn."""
         expected_ms = self._mean_s * place / self.settings.request_limit * 1000
         return int(min(max(expected_ms, LEAST_RETRY_MS), MOST_RETRY_MS))

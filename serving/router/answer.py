@@ -1,4 +1,4 @@
-"""An answer that is audited: the work to ask other hosts for, and results to compare."""
+"""An audited answer: the work that other hosts repeat, and the results to compare."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage, Work, copy_of, merged
 
-# Whether two hosts gave the same result, as far as honest machines do.
+# Comparison of two hosts' results, within the differences of honest machines.
 
-# Largest difference of honest numbers, relative to the larger where that is over one: what backends are held to
-# (stages/backends/runner_checks.py), and above what they were measured to differ by.
+# Largest difference of honest numbers, relative to the larger if that exceeds one: the bound that backends must keep
+# (stages/backends/runner_checks.py), above their measured differences.
 TOLERANCE = 1e-3
 
 
 def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = False) -> bool:
-    """True where two sweeps ended alike: the same text, or the same numbers but for rounding; with `exact` the same."""
+    """True if two sweeps ended with the same text, or the same numbers up to rounding; with `exact`, to the bit."""
     kind = one.WhichOneof("outcome")
     if kind != other.WhichOneof("outcome"):
         return False
@@ -40,12 +40,12 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = Fals
 
 
 def same_results(mine: Sequence[stage_pb2.Event], theirs: Sequence[stage_pb2.Event], exact: bool = False) -> bool:
-    """True where two answers, sweep by sweep, are the same."""
+    """True if two answers agree sweep by sweep."""
     return len(mine) == len(theirs) and all(map(lambda one, other: same_result(one, other, exact), mine, theirs))
 
 
 def _outcome_of(event: stage_pb2.Event) -> stage_pb2.Event:
-    """An event without what differs from try to try."""
+    """An event without the fields that differ from try to try."""
     outcome = copy_of(event)
     for name in ("session", "number", "timings", "drafted"):
         outcome.ClearField(name)
@@ -61,44 +61,44 @@ def _close(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
     return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-# New tokens of a drawn text that are checked in a hop: so many at most, and half as many at least.
+# Most new tokens of a drawn text that one hop checks; the least is half of it.
 PASS_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class AuditedAnswer:
-    """The answer of one session, and the work to ask other hosts for."""
+    """One session's answer, and the work that other hosts repeat."""
 
-    # Hosts that had a part in it, and the path that it ended on.
+    # Hosts that contributed to it, and the path that it ended on.
     hosts: frozenset[HostLink]
     path: HostPath
     works: Sequence[Work | PictureMessage]
     results: Sequence[stage_pb2.Event]
     vocabulary: Vocabulary
-    # Hops of works, for hosts that have read nothing yet.
+    # Makes the hops of some work for hosts that have read nothing yet.
     hops: Callable[[Attempt, Work | PictureMessage], list[stage_pb2.Hop]]
-    # A way through the hosts with its weights that avoids some addresses, if there is one.
+    # Finds a path over hosts with its weights that avoids some addresses; None without one.
     choose: Callable[[Collection[str]], HostPath | None]
     due_at: float
-    # Time that it took.
+    # Seconds from request to answer.
     took_s: float
 
-    # A teacher-forced pass is equal to the steps that made a text, to the last bit: its tokens from `prompt` on are
-    # attended one by one (stages/model/prefill.py). It reads each weight once, where the steps read it once a token.
+    # A teacher-forced pass equals the steps that generated a text, to the last bit: its tokens from `prompt` on are
+    # attended one by one (stages/model/prefill.py). It reads each weight once; the steps read it once per token.
     @property
     def in_one_pass(self) -> bool:
-        """True for a text that was drawn step by step."""
+        """True for a text that was drawn token by token."""
         first = self.works[0]
         return isinstance(first, stage_pb2.Read) and first.HasField("sample")
 
     @property
     def by_hosts(self) -> bool:
-        """True for a text that the last host drew among candidates: after its first step hosts go on by themselves."""
+        """True if the last host drew the text among candidates: hosts start every step after the first themselves."""
         first = self.works[0]
         return isinstance(first, stage_pb2.Read) and first.score.remaining > 0
 
     def came(self, events: Sequence[stage_pb2.Event], due: int) -> list[stage_pb2.Event] | None:
-        """The results that came with the events of a step, of which so many are due; None where some are lacking."""
+        """The results in the events of a step, of which `due` must arrive; None while some are missing."""
         if not self.by_hosts:
             return [merged(events)] if len(events) == due else None
         drawn = self.told(events)
@@ -110,8 +110,8 @@ class AuditedAnswer:
         return sum(isinstance(work, stage_pb2.Read) and work.sample.given for work in self.works[: len(self.results)])
 
     def told(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
-        """`results`, those of a drawn text as one, however it was cut."""
-        if self.by_hosts:  # to where the text ended; a step without text is one more where another host took over
+        """`results`, with those of a drawn text merged into one, so that its pieces do not matter."""
+        if self.by_hosts:  # up to the end of the text; a step without text appears where another host took over
             return [each for each in results if each.text][: sum(bool(each.text) for each in self.results)]
         scored, results = list(results[: self.given]), results[self.given :]
         if not self.in_one_pass or not results:
@@ -125,9 +125,9 @@ class AuditedAnswer:
         return [*scored, whole]
 
     def steps(self, attempt: Attempt, cut: random.Random) -> list[list[stage_pb2.Hop]]:
-        """The hops of each step along an attempt's path, in their order.
+        """The hops of each step along an attempt's path, in order.
 
-        :param cut: where a drawn text is cut: no two passes over it look alike.
+        :param cut: chooses where a drawn text is cut, so that no two passes over it look alike.
         """
         works = self._passes(cut) if self.in_one_pass else self.works[: len(self.results)]
         return [self.hops(attempt, work) for work in works]

@@ -1,10 +1,10 @@
-"""A share of all answers is computed again by other hosts: one that lies is named and taken out.
+"""Audits: other hosts recompute a share of all answers, and a host that lies is named and quarantined.
 
-An audited answer goes, as any other work does, through hosts that had no part in it, and must come out the same. So it
-does not help a host to tell audits from work: its own work is what other hosts are asked for, and nobody asks it. Where
-an answer was wrong, a liar is on its path. The paths of wrong answers are intersected, and requests go by paths that
-part the suspects, until one host is left. Nobody is quarantined who could be honest, if one host of those asked lies,
-however seldom. A host that was found faulty gets no work for a while, and whom it passed work to forgets it.
+An audited answer travels like any other work through hosts that did not compute it, and must come out the same. So it
+does not help a host to tell audits from work: other hosts repeat its own work, and it is not asked. When
+an answer was wrong, a liar is on its path. The auditor intersects the paths of wrong answers, and sends requests over
+paths that split the suspects, until one host is left. If one of the hosts asked lies, however seldom, no host that
+could be honest is quarantined. A faulty host gets no work for a while, and the hosts behind it forget its work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Results = list[stage_pb2.Event]
 
 
 def alike(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
-    """True where each part of the model is on machines of one kind, by what they say: they compute the same bits."""
+    """True if machines of one kind, as they report it, hold each part of the model: they compute the same bits."""
     kinds = [
         {part: link.info.machine if link.info else "" for link in path for part in link.entry.blocks}
         for path in (one, other)
@@ -56,30 +56,30 @@ def alike(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
 class AuditCounters:
     """Cost and findings of audits."""
 
-    sweeps: int = 0  # that could have been audited
+    sweeps: int = 0  # sweeps that could have been audited
     audited: int = 0
-    hops: int = 0  # computed again
-    compute_ms: float = 0.0  # of hosts, for audits
+    hops: int = 0  # recomputed
+    compute_ms: float = 0.0  # the hosts' compute time for audits
     faulty_hosts: int = 0
 
 
-# Audits of suspects without a finding that clear them. A host that lies in one of a hundred sweeps is cleared by 0.7 %.
+# Audits without a finding that clear suspects. A host that lies in one sweep of a hundred is cleared by 0.7 %.
 CLEARED_AFTER = 500
 
 
 @dataclass
 class Suspicion:
-    """Hosts, by name, that were on the path of every answer found wrong of late."""
+    """Names of the hosts that were on the path of every recent wrong answer."""
 
     names: frozenset[str] = frozenset()
     left: int = 0  # audits without a finding until they are cleared
 
     def add(self, hosts: frozenset[str]) -> None:
-        """Book a wrong answer of `hosts`. Where none of them was suspected, the suspicion begins anew."""
+        """Record a wrong answer of `hosts`. If none of them was suspected, the suspicion starts over."""
         self.names, self.left = self.names & hosts or hosts, CLEARED_AFTER
 
     def passed(self) -> None:
-        """Book a right answer."""
+        """Record a right answer."""
         self.left -= 1
         if self.left <= 0:
             self.names = frozenset()
@@ -90,33 +90,33 @@ class Auditor:
 
     def __init__(self, ring: Ring, share: float, verifier: ReferenceVerifier | None, seed: int | None = None) -> None:
         """:param share: of answers that are audited; 0 = none.
-        :param verifier: the router's own computation, if it has the checkpoint."""
+        :param verifier: recomputes answers on the router, if it has the checkpoint."""
         self.ring, self.share, self.verifier = ring, share, verifier
         self.counters = AuditCounters()
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verifier")
-        # Of the suspicions: what one finding says of a host is not to be mixed with another's.
+        # Guards the suspicion: two findings must not mix.
         self._judging = asyncio.Lock()
         self.suspicion = Suspicion()
         self._told_unlike = False
 
     def picks(self, answer: AuditedAnswer) -> bool:
-        """True where an answer is to be audited: this share of them, and all of suspects."""
+        """True if an answer is to be audited: this share of all, and every one of a suspect."""
         return bool(self.suspicion.names & _names(answer.hosts)) or self._random.random() < self.share
 
     def apart(self) -> set[str]:
-        """Addresses to go round, another half of the suspects each time: the next wrong answer tells more of them."""
+        """Addresses to avoid, a random half of the suspects each time: the next wrong answer narrows them down."""
         names = sorted(self.suspicion.names)
         half = self._random.sample(names, len(names) // 2 if len(names) > 1 else self._random.randint(0, len(names)))
         return {link.entry.address for link in self.ring.links if link.entry.name in half}
 
     async def audit(self, answer: AuditedAnswer) -> bool:
-        """Ask other hosts for an answer; False when it was wrong. A liar is taken out, where that can be told.
+        """Have other hosts recompute an answer; False if it was wrong. A liar that can be named is quarantined.
 
-        Where hosts fail meanwhile, the audit ends without a finding.
+        If hosts fail meanwhile, the audit ends without a finding.
         """
         other = answer.choose(_addresses(answer.hosts))
-        if other is not None and answer.hosts.issuperset(other):  # maybe it moved to every host there is
+        if other is not None and answer.hosts.issuperset(other):  # the answer may have moved over every host
             other = answer.choose(_addresses(answer.path))
         if other is None or set(other) == set(answer.path):
             return True
@@ -154,7 +154,7 @@ class Auditor:
         return is_right
 
     async def _right(self, answer: AuditedAnswer, other: HostPath, theirs: Results) -> Results | None:
-        """The right results, by a third opinion; None where that cannot be told."""
+        """The right results, by a third opinion; None if that does not decide."""
         mine, own = answer.told(answer.results), True
         third, path = await self._own(answer), HostPath()
         if third is None:
@@ -181,10 +181,10 @@ class Auditor:
         return None
 
     async def _suspect(self, answer: AuditedAnswer, wrong: frozenset[HostLink], path: HostPath, right: Results) -> None:
-        """Book a wrong answer of the hosts `wrong`; a host is taken out where it told who lies."""
+        """Record a wrong answer of the hosts `wrong`, and quarantine the liar if it can be named."""
         suspicion, mended = self.suspicion, set[str]()
         suspicion.add(_names(wrong))
-        # A liar that does not look out tells at once: it is wrong again on each path that it is on, and on no other.
+        # A careless liar shows at once: answers are wrong on each path with it, and on no other.
         for index in self._random.sample(range(len(path)), len(path)):
             if (replica := self._replica(path[index])) is not None:
                 around = (*path[:index], replica, *path[index + 1 :])
@@ -193,7 +193,7 @@ class Auditor:
                         mended.add(path[index].entry.name)
                     else:
                         suspicion.add(_names(around))
-                except StatusError:  # it tells nothing
+                except StatusError:  # no evidence either way
                     continue
         names = suspicion.names
         liar = next((link for link in self.ring.links if link.entry.name in names), None)
@@ -205,7 +205,7 @@ class Auditor:
         suspicion.names = frozenset()
 
     async def _ask(self, answer: AuditedAnswer, path: HostPath) -> Results:
-        """Results of a path for an answer's work, sent as any other. Raises StatusError."""
+        """Send an answer's work over a path like any other work, and return the results. Raises StatusError."""
         came = asyncio.Queue[stage_pb2.Event](MOST_UNREAD)
         attempt = self.ring.begin(path, lambda _, event: None if came.full() else came.put_nowait(event))
         results = Results()
@@ -244,7 +244,7 @@ class Auditor:
         return next(fit, None)
 
 
-# Events of one audit that are kept; no sound host sends more before they are looked at.
+# Most unread events of one audit; no sound host sends more before they are read.
 MOST_UNREAD = 4096
 
 
@@ -257,24 +257,24 @@ def _addresses(hosts: Iterable[HostLink]) -> set[str]:
 
 
 MOST_TRIES = 3
-# Where nobody could be named, another host may be there by then.
+# If no host could be named, another host may have joined by then.
 RETRY_PAUSE_S = 0.5
 
 WRONG_SO_FAR = "a host was faulty, and the text so far was wrong: send the request again"
 
 
 class AuditFailed(Exception):
-    """A faulty host had a part in this request: all of it must be written again."""
+    """A faulty host contributed to this request: the whole text must be generated again."""
 
 
 async def retry_after_audit(
     mode: Mode, generation: Generation, account: Account, whole: bool = False
 ) -> AsyncGenerator[bytes | None, None]:
-    """Pieces of `mode`'s text for `generation`, none of it from hosts that were found to lie meanwhile.
+    """Yield pieces of `mode`'s text for `generation`, none of them from hosts that an audit found to lie meanwhile.
 
-    :param whole: the caller has handed nothing out: None tells it that all pieces so far were wrong.
+    :param whole: the caller has handed nothing out; a None among the pieces says that all so far were wrong.
 
-    Raises StatusError: DATA_LOSS where what was handed out already was wrong.
+    Raises StatusError: DATA_LOSS if text already handed out was wrong.
     """
     sent = b""
     for _ in range(MOST_TRIES):
@@ -294,7 +294,7 @@ async def retry_after_audit(
             return
         except AuditFailed:
             if not whole and generation.logprobs is not None and (sent or generation.score_prompt):
-                raise data_loss(WRONG_SO_FAR) from None  # so were log-probabilities that its client has
+                raise data_loss(WRONG_SO_FAR) from None  # the client has its logprobs already, and they were wrong too
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
     raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")
@@ -306,24 +306,24 @@ FINDINGS_NAME = "faulty_hosts.json"
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that was found of one host."""
+    """A fault that audits found in one host."""
 
     reason: str
-    until: float  # no work before, Unix time
-    times: int  # that it was found faulty
-    instances: tuple[str, ...]  # of its processes, the latest last
+    until: float  # Unix time; no work before
+    times: int  # how often it was found faulty
+    instances: tuple[str, ...]  # its processes, the latest last
 
 
 class Quarantine:
-    """Findings by the names of hosts: one that starts anew, or whose router does, gets no work either."""
+    """Findings by host name: a restart of the host or of the router does not lift them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """:param path: where they are kept; None: nowhere."""
+        """:param path: the file that stores them; None: nothing is stored."""
         self._path = path
         self._findings = _read(path) if path is not None and path.exists() else {}
 
     def add(self, name: str, reason: str, instance: str) -> float:
-        """Book a finding; returns the hours without work. The first costs one, each further one twice as many.
+        """Record a finding; returns the hours without work: one for the first, twice as many for each further one.
 
         A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work."""
         before = self._findings.get(name)
@@ -337,14 +337,14 @@ class Quarantine:
         return hours
 
     def of(self, name: str) -> tuple[str, float]:
-        """The finding about a host, and until when it gets no work, by the clock; an empty text where nothing was."""
+        """The finding about a host, and the monotonic time until which it gets no work; an empty text without one."""
         if (found := self._findings.get(name)) is None:
             return "", 0.0
         return found.reason, monotonic() + found.until - time.time()
 
     @property
     def instances(self) -> list[str]:
-        """Processes of all faulty hosts, the latest last: hosts keep nothing that passed them."""
+        """Processes of all faulty hosts, the latest last: hosts drop cached work that passed through these."""
         return [each for found in self._findings.values() for each in found.instances][-MOST_FAULTY:]
 
     def _write(self) -> None:

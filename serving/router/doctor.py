@@ -1,4 +1,4 @@
-"""`doctor`: every hop of a deployment measured, and what to do about each that is bad."""
+"""`doctor`: measures every hop of a deployment, and says what to do about each bad one."""
 
 import time
 from collections.abc import Awaitable, Sequence
@@ -33,7 +33,7 @@ class MeasuredLink:
     target: str
     rtt_ms: float
     rtt_min_ms: float
-    # A full-size state there, and a receipt back: the best.
+    # Best time for a full-size state to travel there and its receipt to come back.
     state_ms: float
     rate_mbps: float
 
@@ -48,7 +48,7 @@ class Endpoint:
     system: str
     congestion_control: str
     slow_start_after_idle: str
-    # Its clock minus the doctor's, to half a round trip.
+    # Its clock minus the doctor's, accurate to half a round trip.
     clock_offset_ms: float = 0.0
     ready: bool = True
     backend: str = ""
@@ -60,7 +60,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Something to know about a deployment."""
+    """One finding about a deployment."""
 
     is_bad: bool
     where: str
@@ -69,7 +69,7 @@ class Diagnosis:
 
 @dataclass
 class Report:
-    """Findings of the doctor."""
+    """The doctor's measurements and findings."""
 
     machines: list[Endpoint] = field(default_factory=list)
     hops: list[MeasuredLink] = field(default_factory=list)
@@ -90,9 +90,9 @@ class Report:
 
 
 async def examine(topology: Topology, security: Security) -> Report:
-    """Measure every hop of a topology from this machine, which should be the router's, one after the other.
+    """Measure every hop of a topology in turn, from this machine, which should be the router's.
 
-    :param security: with the router's certificate, where hosts speak TLS.
+    :param security: with the router's certificate if hosts use TLS.
     """
     report = Report([Endpoint("router", "(here)", version("onesweep"), *_settings(kernel_now()))])
     for host in topology.hosts:
@@ -110,7 +110,7 @@ async def examine(topology: Topology, security: Security) -> Report:
 async def _examine_host(report: Report, topology: Topology, host: HostEntry, relay: Relay) -> None:
     info = await relay.describe(REACH_TIMEOUT_S)
     newest = info.releases[-1] if info.releases else stage_pb2.Release()
-    if host.blocks[0] == 0:  # a sweep begins here
+    if host.blocks[0] == 0:  # sweeps begin here
         quality = await _measured(relay, measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
         report.hops.append(_hop("router", host.name, quality))
     begin = time.time()
@@ -173,7 +173,7 @@ def _hop(source: str, target: str, quality: stage_pb2.LinkQuality) -> MeasuredLi
 
 
 def judge(report: Report) -> None:
-    """Add findings for what was measured."""
+    """Add findings to a report from its measurements."""
     for hop in report.hops:
         _judge_hop(report, hop)
     ours = report.machines[0]
@@ -203,7 +203,7 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
             f"{hop.rate_mbps:.1f} Mbit/s: a full state takes {serial_ms:.0f} ms; try --set codec=int4, or another link",
         )
     if hop.rtt_ms > 2 * hop.rtt_min_ms + 5:
-        report.note(  # a host that is in use is not ill
+        report.note(  # a busy host is not a sick one
             where,
             f"round trips vary from {hop.rtt_min_ms:.1f} to {hop.rtt_ms:.1f} ms (median): the link or host is busy; "
             "measure again while nothing else runs",

@@ -1,4 +1,4 @@
-"""A topology in etcd (3.4 or newer): the value of one key, asked for over its HTTP gateway."""
+"""A topology in etcd (3.4 or newer): the value of one key, read over its HTTP gateway."""
 
 import re
 import time
@@ -16,18 +16,18 @@ from stages.errors import InputError, ServiceError
 from stages.wire.channel import is_loopback, parse_address
 
 REQUEST_TIMEOUT_S = 2.0  # to connect, and between two pieces of an answer
-ANSWER_S = 5.0  # for all of it
-MAX_ANSWER_BYTES = 4 << 20  # more than the largest value that etcd takes makes
+ANSWER_S = 5.0  # for the whole answer
+MAX_ANSWER_BYTES = 4 << 20  # more than an answer with the largest value that etcd stores
 PIECE_BYTES = 64 << 10
-API = "/v3/"  # of etcd 3.4 and newer
+API = "/v3/"  # since etcd 3.4
 MAX_WORDS = 160
 
 
 class EtcdTopology:
-    """The topology under one key, which any member of the cluster is asked for, the one that answered last first."""
+    """The topology under one key, read from any member of the cluster, starting with the one that answered last."""
 
     def __init__(self, url: str, insecure: bool = False) -> None:
-        """:param url: in the shape of ETCD_SHAPE. Raises InputError."""
+        """:param url: shaped as ETCD_SHAPE. Raises InputError."""
         self._where, _, query = url.partition("?")
         members, _, key = self._where.removeprefix(ETCD).partition("/")
         files = dict(parse_qsl(query, keep_blank_values=True))
@@ -44,13 +44,13 @@ class EtcdTopology:
         return self._where
 
     def read(self) -> Topology:
-        """Raises ServiceError where no member answers or there is no such key, ConfigError for a wrong value."""
+        """Raises ServiceError if no member answers or the key is missing, ConfigError for a wrong value."""
         problems = []
         for member in tuple(self._members):
             try:
                 found = member.get(self._key)
                 break
-            except Exception as error:  # the libraries below let many through, and an answer can be anything
+            except Exception as error:  # the libraries below let many exceptions through, and an answer can be anything
                 problems.append(f"{member.host}:{member.port} {_words(error)}")
                 self._members.append(self._members.pop(0))
         else:
@@ -61,10 +61,10 @@ class EtcdTopology:
 
 
 class EtcdMember(Etcd3Client):
-    """One member of a cluster, with an end to the answers that it gives."""
+    """One member of a cluster, with a limit on the size and time of its answers."""
 
-    def post(self, url: str, *args: Any, json: Any = None, **kwargs: Any) -> Any:  # noqa: ANN401 - as the library has it
-        """The answer to a question: every method of the library asks by this one."""
+    def post(self, url: str, *args: Any, json: Any = None, **kwargs: Any) -> Any:  # noqa: ANN401 - the library's type
+        """Post a request and return the answer: every method of the library comes through here."""
         body, deadline = bytearray(), time.monotonic() + ANSWER_S
         with self.session.post(url, json=json, timeout=self.timeout, stream=True) as response:
             while piece := response.raw.read1(PIECE_BYTES):
@@ -73,7 +73,7 @@ class EtcdMember(Etcd3Client):
                     raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB or {ANSWER_S:.0f} s")
         if response.status_code != HTTPStatus.OK:
             raise Etcd3Exception(body.decode(errors="replace"))
-        # other servers answer with JSON, too: etcd's has a header even where it has no keys
+        # other servers answer with JSON too: only etcd's has a header, even without keys
         if "header" not in (answer := loads(body)):
             raise ValueError("an answer without a header")
         return answer
@@ -88,7 +88,7 @@ def _member(address: str, files: dict[str, str], insecure: bool) -> EtcdMember:
         )
     tls = (files.get("ca"), files.get("key"), files.get("cert"))
     member = EtcdMember(host, port, "https" if files else "http", *tls, timeout=REQUEST_TIMEOUT_S, api_path=API)
-    member.session.trust_env = False  # etcd is dialled directly, whatever proxy the shell has for the web
+    member.session.trust_env = False  # dial etcd directly, whatever web proxy the environment names
     member.session.max_redirects = 0
     return member
 

@@ -25,20 +25,20 @@ from stages.wire.status import StatusError, internal
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
-RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.
-MOST_OWED = 4096  # Sessions that a lost host is still to free; older ones end there with their leases.
+RELEASE_AFTER_S = 0.005  # Pause before sessions are freed, so that the answer leaves first.
+MOST_OWED = 4096  # Sessions that a lost host still has to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
-# A host whose answer to a keep-warm message is so late, by three round trips and by twice what its answers took lately,
-# or what it says that it stood still, is taken for lost. gRPC's own keepalive takes 15 s with the least settings that
-# servers accept.
+# A host counts as lost when its answer to a keep-warm message is late by this, by three round trips, and by twice its
+# recent delay or the pause that it reports, whichever is longer. gRPC's own keepalive needs at least 15 s with the
+# settings that servers accept.
 SILENT_S = 1.0
-# Of what a host may say of itself.
+# Limits on a host's description of itself.
 MOST_BLOCKS, MOST_HOSTS = 1024, 64
-CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates and logs go by them.
+CLOCK_LIMIT_S = 0.5  # `status` names clocks that differ by more: certificates and logs depend on them.
 ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
-# Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
+# Digests of the models that a host holds, in the order of KINDS: hosts with equal digests can share a request.
 Weights = tuple[str, ...]
 
 
@@ -55,46 +55,46 @@ class HostLink:
         self.entry = entry
         self.relay = dial(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
-        self.parts = 0  # blocks of a whole model, as it says; 0 while that is not known
-        self.held: dict[Weights, stage_pb2.Release] = {}  # what it has loaded, the newest last
+        self.parts = 0  # blocks of the whole model, as the host reports; 0 while unknown
+        self.held: dict[Weights, stage_pb2.Release] = {}  # loaded releases, the newest last
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
-        self.is_lost = False  # it does not answer, and no machine that joins takes its place
-        self.warning = ""  # something to mend, though requests can use it; empty where nothing is known
-        # What an audit found against it: it gets no work until then, by the clock.
+        self.is_lost = False  # it does not answer, and no joining machine takes its place
+        self.warning = ""  # something to fix while requests still use the host; empty without such
+        # The finding of an audit, and the monotonic time until which the host gets no work.
         self.quarantined, self.quarantined_until = "", 0.0
-        self.sessions = 0  # of this router, under way
-        self.hop_ms = 0.0  # running mean of what a hop takes here, waiting included
-        self.key = b""  # for vouchers, another one with each subscription
-        # What it keeps of earlier texts, and which version of its list that is.
+        self.sessions = 0  # this router's open sessions
+        self.hop_ms = 0.0  # running mean of a hop's time here, queueing included
+        self.key = b""  # signs vouchers; new with each subscription
+        # Digests in its prefix cache, and the version of that list.
         self.prefixes = frozenset[bytes]()
         self.prefix_version = 0
-        self.onward: dict[str, stage_pb2.LinkInfo] = {}  # its own links, by the address that they lead to
-        self._owed: list[str] = []  # sessions to be freed there
+        self.onward: dict[str, stage_pb2.LinkInfo] = {}  # the host's own links, by target address
+        self._owed: list[str] = []  # sessions still to be freed there
         self._releasing = False
 
     @property
     def instance(self) -> str:
-        """Name of the host's process, as it says."""
+        """Name of the host's process, as the host reports it."""
         return self.info.instance if self.info else ""
 
     def silent_s(self) -> float | None:
-        """Seconds without an answer to a keep-warm message, if those are too many."""
+        """Seconds without an answer to a keep-warm message; None while that is no cause for alarm."""
         if self.relay.asked_at is None:
             return None
         quiet_s = monotonic() - self.relay.asked_at
         usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
         late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
-        # No longer than a description is waited for, whatever the host says of itself.
+        # Never longer than the wait for a description, whatever pause the host reports.
         return quiet_s if quiet_s > max(usual_s, min(usual_s + 2 * late_s, self.relay.hop_timeout_s)) else None
 
     def record(self, timing: stage_pb2.HopTiming) -> None:
-        """Book what a hop took."""
+        """Add a hop's time to the running mean."""
         took_ms = timing.queue_ms + timing.compute_ms
         self.hop_ms += NEW_SHARE * (took_ms - self.hop_ms) if self.hop_ms else took_ms
 
     def hear(self, info: stage_pb2.DescribeResponse) -> None:
-        """Take note of what the host says of itself. Raises StatusError for what no sound host says."""
+        """Store the host's description of itself. Raises StatusError for one that no sound host sends."""
         sizes = len(info.blocks), len(info.links), len(info.releases)
         if any(size > most for size, most in zip(sizes, (MOST_BLOCKS, MOST_HOSTS, MOST_RELEASES), strict=True)):
             raise internal("it names {} blocks, {} links and {} releases".format(*sizes))
@@ -104,26 +104,26 @@ class HostLink:
         self.held = {weights_of(release): release for release in info.releases if not release.loading}
 
     def hear_prefixes(self, told: stage_pb2.PrefixList) -> None:
-        """Take note of what the host keeps of earlier texts."""
+        """Store the host's list of cached prefixes."""
         if told.version != self.prefix_version:
-            keys = told.digests[: MOST_LISTED * LISTED_BYTES]  # once: each look at the field copies it
+            keys = told.digests[: MOST_LISTED * LISTED_BYTES]  # once: each access to the field copies it
             self.prefixes = frozenset(keys[at : at + LISTED_BYTES] for at in range(0, len(keys), LISTED_BYTES))
             self.prefix_version = told.version
 
     def forget_prefixes(self) -> None:
-        """Take the host for one that keeps nothing, until it sends its list again."""
+        """Assume an empty prefix cache until the host sends its list again."""
         self.prefixes, self.prefix_version = frozenset(), 0
 
     def kept(self, prefixes: Sequence[bytes], before: Sequence[str] = ()) -> int:
-        """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps.
+        """Number of `prefixes` that the host caches; they are digests of a text's beginnings, the shortest first.
 
-        :param before: instances of the hosts before it on the path."""
+        :param before: instances of the preceding hosts on the path."""
         path = path_digest(before)
         lacking = (i for i, each in enumerate(prefixes) if piece_key(each, path)[:LISTED_BYTES] not in self.prefixes)
         return next(lacking, len(prefixes))
 
     async def describe(self, sessions: Iterable[str] = (), faulty: Iterable[str] = ()) -> None:
-        """Refresh `info` and `problem`, and the leases of `sessions`. Raises StatusError where it does not answer."""
+        """Refresh `info`, `problem` and the leases of `sessions`. Raises StatusError if the host does not answer."""
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)
@@ -148,7 +148,7 @@ class HostLink:
             self.problem = ""
 
     async def release(self, session: str | None = None) -> None:
-        """Free a session, together with others that end at about the same time or could not be freed before."""
+        """Free a session, together with others that end at about the same time or are still owed."""
         if session is not None:
             self._owed = [*self._owed, session][-MOST_OWED:]
         if self._releasing:
@@ -161,8 +161,8 @@ class HostLink:
                 try:
                     request = stage_pb2.ReleaseRequest(sessions=owed, prefixes=self.prefix_version)
                     released = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
-                    self.hear_prefixes(released.prefixes)  # the next turn of a chat may come before a description does
-                except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or taken out
+                    self.hear_prefixes(released.prefixes)  # a chat's next turn may arrive before the next description
+                except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or quarantined
                     self._owed = [*owed, *self._owed][-MOST_OWED:]
                     return
         finally:
@@ -170,7 +170,7 @@ class HostLink:
 
 
 def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
-    """A sentence about a clock that told `clock_s` between two moments of this machine's, Unix seconds; empty where
+    """A sentence about a clock that read `clock_s` between two moments of this machine's (Unix seconds); empty if
     they agree."""
     off_s = clock_s - (begin_s + end_s) / 2
     if abs(off_s) - (end_s - begin_s) / 2 <= CLOCK_LIMIT_S:
@@ -186,23 +186,23 @@ HostPath = tuple[HostLink, ...]
 
 @dataclass(eq=False)
 class Attempt:
-    """A session on the hosts of one path: work goes to the first, `receive` gets what comes back from any of them."""
+    """A session on the hosts of one path: work goes to the first, and `receive` gets the events of all of them."""
 
     path: HostPath
     receive: Callable[[Attempt, stage_pb2.Event], object]
     name: str = field(default_factory=lambda: secrets.token_hex(16))  # the session's name on the hosts
-    unread: int = 0  # events that came and were not looked at yet
-    # Results that the step under way has, and those of its batches that came.
+    unread: int = 0  # events that arrived and were not read yet
+    # Results of the current step, and those of its batches that arrived.
     results: int = 1
     batches: list[stage_pb2.Event] = field(default_factory=list)
-    # Tokens that the hosts are to have in memory, until the first result shows that they had.
+    # Tokens expected in the hosts' prefix caches, until the first result confirms it.
     recalled: int = 0
-    replays: bool = False  # it reads again what other hosts had read, and brought no result yet
+    replays: bool = False  # it rereads a text that other hosts had read, and has no result yet
 
     def memory(self, space: bytes, prefix: bytes = b"") -> stage_pb2.Memory | None:
-        """The place of its text in the hosts' memory, vouched for to each host; None where a host names no instance.
+        """The place of its text in the hosts' prefix caches, with a voucher for each; None if a host names no instance.
 
-        :param prefix: digest of the tokens that they keep."""
+        :param prefix: digest of the cached tokens."""
         hosts = [link.instance for link in self.path]
         if not all(hosts):
             return None
@@ -210,7 +210,7 @@ class Attempt:
         return stage_pb2.Memory(space=space, prefix=prefix, hosts=hosts[:-1], vouchers=b"".join(vouchers))
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
-        """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
+        """Send the hops of a sweep or step; a hop that the first host does not take becomes a fault."""
         first, self.results, self.batches = self.path[0], results_of(hops), []
 
         def settled(error: StatusError | None) -> None:

@@ -1,6 +1,6 @@
-"""The router's own arithmetic: a small model that drafts and writes without a sweep, and hosts' work done again.
+"""The router's own computation: a small model that drafts and generates without a sweep, and the repeat of hosts' work.
 
-It imports torch, which takes a second and 150 MB: a router that computes nothing itself does without.
+This imports torch, which costs a second and 150 MB: a router that computes nothing does not load it.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome, copy_of, merged, results_of
 from stages.wire.status import StatusError, deadline_exceeded, failed_precondition
 
-# Written before other requests get a turn.
+# Tokens generated before other requests get a turn.
 TOKENS_PER_TURN = 8
 
 
 class LocalModel(WholeModel):
-    """The router's own copy of a small model. It computes on a thread of its own."""
+    """The router's own small model, which computes on its own thread."""
 
-    # Of the caches of all continuations that are written together, for one request or for many. With two layers of
-    # width 128, one of 256 tokens takes 0.5 MB, so 512 fit.
+    # Limit on the KV caches of all continuations generated together, for one request or many. With two layers of
+    # width 128, a cache of 256 tokens takes 0.5 MB, so 512 fit.
     max_draft_bytes = 256 << 20
 
     def __init__(self, directory: Path) -> None:
@@ -50,7 +50,7 @@ class LocalModel(WholeModel):
 
     @cached_property
     def stages(self) -> list[PipelineRunner]:
-        """As of any model. Raises StatusError: the first request finds out."""
+        """The stages, as for any model. Raises StatusError: only the first request loads them."""
         try:
             return super().stages
         except CheckpointError as error:
@@ -58,12 +58,12 @@ class LocalModel(WholeModel):
             raise failed_precondition(words) from None
 
     def most_branches(self, length: int) -> int:
-        """Continuations of `length` tokens that a request may have written together."""
+        """Most continuations of `length` tokens that one request may generate together."""
         fit = self.max_draft_bytes // max(self.text_bytes(length), 1)
         return min(fit, MAX_CANDIDATES, MAX_LOGITS // self.vocabulary.size)
 
     async def draft(self, written: Continuations, due_at: float) -> Candidates:
-        """All of it, before other requests get a turn. Raises StatusError at the deadline, by the monotonic clock."""
+        """Draft all of it before other requests get a turn. Raises StatusError at the deadline (monotonic clock)."""
         gone = threading.Event()
 
         def write() -> Candidates:
@@ -82,7 +82,7 @@ class LocalModel(WholeModel):
     async def generate(
         self, prompt: bytes, max_tokens: int, temperature: float, seed: int, due_at: float, shaping: Shaping = PLAIN
     ) -> AsyncGenerator[tuple[bytes, float], None]:
-        """(tokens, compute milliseconds) pieces. Raises StatusError when the deadline passes."""
+        """Yield pieces as (tokens, compute milliseconds). Raises StatusError when the deadline passes."""
         first, loop = self.vocabulary.count(prompt), asyncio.get_running_loop()
         text, known = self.open(first + max_tokens), prompt
 
@@ -106,26 +106,26 @@ def late() -> StatusError:
     return deadline_exceeded("the deadline of this request has passed")
 
 
-# Its own computation of a host's work: the third opinion where two hosts disagree.
+# The router's own computation of a host's work: the third opinion when two hosts disagree.
 
 MOST_BYTES = 1 << 30
 
 
 class ReferenceVerifier:
-    """The models of the bundles that are served, read when they are first asked for. Blocks the thread that asks."""
+    """The models of the served bundles, read on first use. Blocks the calling thread."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoints: tuple[Path, ...] = (checkpoint,)
         self._loaded: dict[Path, Parts] = {}
 
     def look_at(self, *checkpoints: Path) -> None:
-        """Know these bundles, and no others."""
+        """Use exactly these bundles."""
         self._checkpoints = checkpoints
         self._loaded = {path: parts for path, parts in self._loaded.items() if path in checkpoints}
 
     @torch.inference_mode()
     def results(self, steps: Sequence[Sequence[stage_pb2.Hop]]) -> list[stage_pb2.Event]:
-        """Results of the hops of some steps, the first of which opens a session, of weights that it has.
+        """Compute the results of some steps' hops; the first step opens a session, with weights that this has.
 
         Raises OnesweepError, and StatusError for a hop that no host would take.
         """
@@ -147,7 +147,7 @@ class ReferenceVerifier:
         return results
 
     def find(self, digest: str) -> tuple[Path, HostPlan] | None:
-        """The bundle that has those weights, if any, and the plan of a host with all of it. Raises OnesweepError."""
+        """The bundle with these weights, if any, and the plan of a host that holds all of it. Raises OnesweepError."""
         for checkpoint in self._checkpoints:
             loaded = self._loaded.get(checkpoint)
             plan = loaded.plan if loaded else plan_host(checkpoint, tuple(range(plan_host(checkpoint, (0,)).parts)))
@@ -159,7 +159,7 @@ class ReferenceVerifier:
 def _events(hop: stage_pb2.Hop, session: HostSession) -> Iterator[stage_pb2.Event]:
     parts = session.parts
     outcome: Outcome | None = hop
-    while isinstance(outcome, stage_pb2.Hop):  # the next step of pictures or candidates begins where the last one ended
+    while isinstance(outcome, stage_pb2.Hop):  # the next step of pictures or candidates starts from the last one's hop
         work = parse_hop(copy_of(outcome), parts.plan)
         work.begin(session, parts.plan.blocks[-1] + 1)
         while work.outcome is None:

@@ -1,6 +1,6 @@
-"""The choice of hosts for a request: the cheapest way through all blocks, and when it is time for a second try.
+"""The choice of hosts for a request: the cheapest path through all blocks, and the time for a second try.
 
-Nothing here reads a clock or a socket: callers tell the time, and what links know.
+Nothing here reads a clock or a socket: callers pass the time and the links' measurements.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from stages.host.plan import MODEL_KINDS
 if TYPE_CHECKING:
     from serving.router.host_link import HostLink, HostPath, Weights
 
-# What a link costs that failed a moment ago, for any request: it is taken only where there is no other way.
+# Cost of a link that failed a moment ago, for any request: a path uses it only without an alternative.
 SUSPECT_MS = 1e6
-# What a host costs that failed this very request: more than suspicion of every link on a path.
+# Cost of a host that failed this very request: more than suspicion of every link on a path.
 AVOIDED_MS = 1e9
-# What a way may cost more that saves reading a prompt's beginning: this share of the quickest one's cost, and what
-# measured round trips differ by. A session under way there costs more.
+# Extra cost allowed for a path that already has a prompt's prefix: this share of the quickest path's cost, plus the
+# spread of measured round trips. One running session there costs more.
 PREFIX_SHARE, PREFIX_MS = 0.1, 1.0
-# How long a link between hosts that failed is avoided; by then its hosts say themselves what is wrong with it.
+# How long a failed link between hosts is avoided; by then its hosts themselves report the failure.
 SUSPECT_S = 3.0
 
 
@@ -36,13 +36,13 @@ class Suspects:
         self._until[source, target] = now_s + SUSPECT_S
 
     def now(self, now_s: float) -> Collection[tuple[str, str]]:
-        """The pairs of addresses that are avoided now."""
+        """The pairs of addresses to avoid now."""
         self._until = {pair: until_s for pair, until_s in self._until.items() if until_s > now_s}
         return self._until.keys()
 
 
-# The router chooses, and hosts dial only where their own topology allows: nobody else knows where a request's sessions
-# are, and a path of any addresses would let a stolen router certificate make hosts dial anything.
+# The router chooses, since only it knows where a request's sessions are. Hosts dial only addresses in their own
+# topology: otherwise a stolen router certificate could make hosts dial anything.
 def best_path(
     links: Sequence[HostLink],
     weights: Weights,
@@ -50,10 +50,10 @@ def best_path(
     avoid: Collection[str] = (),
     prefixes: Sequence[bytes] = (),
 ) -> HostPath | None:
-    """The cheapest way through all blocks, over hosts without a problem that hold `weights`; None where there is none.
+    """The cheapest path through all blocks, over hosts without a problem that hold `weights`; None without one.
 
-    :param avoid: addresses of hosts to go round if that can be; of one that is named twice, even more so.
-    :param prefixes: of a text to be read: a way that keeps more of them is taken unless it is busier or farther.
+    :param avoid: addresses of hosts to avoid if possible; one named twice counts more.
+    :param prefixes: of the text to read: a path that caches more of them wins unless it is busier or farther.
     """
     if (best := _cheapest(links, weights, suspects, avoid)) is None:
         return None
@@ -63,8 +63,8 @@ def best_path(
 
 
 def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
-    """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
-    # others wait for one that is lost
+    """Why no request can use the hosts that hold `weights`; None: any weights that the hosts have in common."""
+    # name lost hosts first: the others wait for them
     for link in sorted(links, key=lambda link: not link.is_lost):
         if link.problem:
             return link.problem
@@ -81,15 +81,15 @@ def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
 
 
 def kept_by(path: HostPath, prefixes: Sequence[bytes]) -> int:
-    """Number of `prefixes` that all hosts of a path keep."""
+    """Number of `prefixes` that every host of a path caches."""
     instances = [link.instance for link in path]
     return min(link.kept(prefixes, instances[:at]) for at, link in enumerate(path))
 
 
 class _Way(NamedTuple):
-    """A way through the first blocks: of two the lesser is taken."""
+    """A path through the first blocks; the lesser of two wins."""
 
-    lost: int  # prefixes that one of its hosts does not keep
+    lost: int  # prefixes that one of its hosts does not cache
     cost_ms: float
     path: HostPath
 
@@ -101,16 +101,16 @@ def _cheapest(
     avoid: Collection[str],
     prefixes: Sequence[bytes] = (),
 ) -> _Way | None:
-    """The way that keeps most of `prefixes`; of those that keep as many, the cheapest."""
+    """The path that caches most of `prefixes`; among equals, the cheapest."""
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
     avoided = Counter(avoid)
-    # by the block that comes next, then by first and last host: what the way back to the first costs counts, too
+    # by next block, then by first and last host, since the way back to the first counts too
     best = defaultdict[int, dict[tuple[str, str], _Way]](dict)
     for link in able:
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
-        waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
+        waits_ms = link.sessions * link.hop_ms  # expected wait of a hop there
         own_ms = waits_ms + (AVOIDED_MS * avoided[link.entry.address] if avoid else 0.0)
         before = [_Way(0, _half_ms(link), ())] if begin == 0 else []
         for lost, cost_ms, path in best[begin].values():
@@ -128,7 +128,7 @@ def _cheapest(
         for lost, cost_ms, path in found.values():
             if path[-1].parts != due:
                 continue
-            # an AR step goes from the last host to the first
+            # an AR step returns from the last host to the first
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:
                 whole.append(_Way(lost, cost_ms + _half_ms(path[-1]) + back_ms, path))
@@ -136,12 +136,12 @@ def _cheapest(
 
 
 def _half_ms(link: HostLink) -> float:
-    """From the router to a host, or back."""
+    """One-way time between the router and a host."""
     return (link.relay.least_rtt_ms or 0.0) / 2
 
 
 def _step_ms(source: HostLink, target: HostLink, suspects: Collection[tuple[str, str]]) -> float | None:
-    """From one host to another; None where the one has no link to the other."""
+    """One-way time from one host to another; None without a link."""
     found = source.onward.get(target.entry.address)
     if found is None or found.problem:
         return None
@@ -149,39 +149,39 @@ def _step_ms(source: HostLink, target: HostLink, suspects: Collection[tuple[str,
     return doubt_ms + (found.rtt_ms / 2 or max(_half_ms(source), _half_ms(target)))
 
 
-# Hedging: a result that takes longer than nearly all others is tried again on other hosts.
+# Hedging: work that takes longer than nearly all other work is tried again on other hosts.
 
 # A fixed time would be too long for a byte and too short for a long sweep on a busy host.
-# Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
+# The least wait while the deadline leaves time: a machine that stalls for a moment must not get twice the work.
 LEAST_S = 1.0
-HEDGES = 10.0  # Second tries that may be made at once, after a quiet time.
-HEDGE_SHARE = 0.05  # Of all results, how many may need one: when everything is slow, more work would make it slower.
+HEDGES = 10.0  # Second tries allowed at once after a quiet time.
+HEDGE_SHARE = 0.05  # Share of results that may be hedged: when everything is slow, more work slows it further.
 
 
 class Hedging:
-    """Mean and deviation of waiting times, as TCP keeps them for its retransmissions (RFC 6298), by kind of work."""
+    """Mean and deviation of waiting times per kind of work, kept as TCP does for retransmissions (RFC 6298)."""
 
     def __init__(self, most: float = HEDGES) -> None:
-        """:param most: second tries at once."""
+        """:param most: most second tries at once."""
         self._seen: dict[str, tuple[float, float]] = {}
         self._hedges = self._most = most
 
     def record(self, kind: str, took_s: float) -> None:
-        """Book how long a result took that came of the first try."""
+        """Record the time that a first try's result took."""
         mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
         deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
         self._seen[kind] = (mean_s + (took_s - mean_s) / 8, deviation_s)
         self._hedges = min(self._hedges + HEDGE_SHARE, self._most)
 
     def wait_s(self, kind: str, left_s: float) -> float:
-        """Time to wait for a result. `left_s`: until the deadline."""
+        """Seconds to wait for a result. `left_s`: until the deadline."""
         mean_s, deviation_s = self._seen.get(kind, (LEAST_S, LEAST_S))
         usual_s = max(mean_s + 4 * deviation_s, LEAST_S)
         # a second try must end before the deadline
         return max(min(usual_s, left_s - 2 * mean_s), mean_s + 2 * deviation_s)
 
     def may_hedge(self) -> bool:
-        """True where a second try is within bounds; counts it."""
+        """True, and one try counted, if a second try is within the limit."""
         if self._hedges < 1:
             return False
         self._hedges -= 1

@@ -1,4 +1,4 @@
-"""Places of machines that come and go: in which order they make a ring, and which blocks each of them holds."""
+"""Placement of machines that come and go: their order in the ring, and the blocks that each holds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from stages.importing.cut import StageHost
 
 Span: TypeAlias = tuple[int, ...]
-ROUTER_END = "router"  # no host is called so
-ALL_ORDERS = 8  # machines, of which every order is tried: 40,320; of more, the nearest comes next
-UNKNOWN_MS = 1000.0  # for a trip that could not be measured
-WORTH_MS, WORTH_SHARE = 5.0, 0.1  # that another order than the last one must spare: a new cut is sent anew
+ROUTER_END = "router"  # no host has this name
+ALL_ORDERS = 8  # machines up to which every order is tried (40,320); with more, the nearest comes next
+UNKNOWN_MS = 1000.0  # for a trip without a measurement
+WORTH_MS, WORTH_SHARE = 5.0, 0.1  # saving that justifies a new order: its blocks must be sent again
 
 
 def ring_order(names: Sequence[str], trips_ms: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
-    """Machines in the order in which a token takes them with the least delay.
+    """The order of machines that delays a token least.
 
-    :param names: in the order of before, which stays where another one spares little.
-    :param trips_ms: one way, from one to another; those of the router are from and to ROUTER_END.
+    :param names: in the previous order, which stays if another saves little.
+    :param trips_ms: one-way times from one machine to another; the router is ROUTER_END.
     """
 
     def delay_ms(order: Sequence[str]) -> float:
-        # the first host and the router get the last one's token; a prompt comes from the router
+        # the last host's token goes to the first host and to the router, and a prompt comes from the router
         pairs = [*pairwise((ROUTER_END, *order, ROUTER_END)), *([(order[-1], order[0])] if order[1:] else [])]
         return sum(trips_ms.get(pair, UNKNOWN_MS) for pair in pairs)
 
@@ -44,14 +44,14 @@ def ring_order(names: Sequence[str], trips_ms: Mapping[tuple[str, str], float]) 
 def placed(
     held: Mapping[str, Span], machines: Mapping[str, StageHost], sizes: Sequence[int]
 ) -> tuple[dict[str, Span], list[Span]]:
-    """Blocks that each machine is to hold, and the runs of blocks that none has room for.
+    """The blocks that each machine is to hold, and the runs of blocks that none has room for.
 
-    :param held: blocks of machines, of those that are gone, too.
-    :param machines: those that are there, by name, with all their room: what they hold is in it.
-    :param sizes: bytes of each block.
+    :param held: blocks by machine, including machines that are gone.
+    :param machines: the present machines by name, with their total room, blocks already held included.
+    :param sizes: bytes per block.
 
-    Who holds blocks keeps them. What is missing goes to a machine without any, to one whose blocks another holds, too,
-    or to a neighbour, beside its own. All others become replicas, or relieve one that holds several of one of them.
+    A machine keeps its blocks. Missing ones go to a machine without any, to one whose blocks are replicated, or to a
+    neighbour on top of its own. The other machines become replicas, or take over one of a machine's several blocks.
     """
     spans = {name: span for name, span in held.items() if name in machines}
 
@@ -74,7 +74,7 @@ def placed(
         return False
 
     def need(span: Span) -> tuple[int, float]:
-        """More for blocks that fewer machines hold, then for those that their machines take longer for."""
+        """Greater for blocks on fewer machines, then for blocks on slower machines."""
         speeds = [machines[name].speed for name, other in spans.items() if other == span]
         return -len(speeds), sum(sizes[block] for block in span) / sum(speeds)
 
@@ -96,7 +96,7 @@ def placed(
 
 
 def _missing_runs(spans: Mapping[str, Span], blocks: int) -> list[Span]:
-    """Blocks that nobody holds, neighbours together."""
+    """Blocks that no machine holds, neighbours joined into runs."""
     runs, there = list[Span](), {block for span in spans.values() for block in span}
     for block in range(blocks):
         if block not in there:

@@ -1,4 +1,4 @@
-"""A request's record: the name that logs, metrics and hosts know it by, and what they are told at its end."""
+"""A request's record: its name in logs, metrics and on hosts, and the figures reported at its end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from stages.wire.tls import Expiry
 
 log = logging.getLogger(__name__)
 
-# What a mode is called that does not exist: nothing that a client made up becomes a label, or part of a log.
+# Name for any mode that does not exist: no client's invention becomes a label or part of a log.
 UNKNOWN_MODE = "unknown"
 
 
 class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
-    """One request, for `with`, in logs and metrics; it is closed however the block ends."""
+    """One request in logs and metrics, used in a `with` block and closed however the block ends."""
 
     def __init__(self, mode: str, due_at: float, figures: RouterCounters | None = None) -> None:
-        """:param mode: one that exists, or UNKNOWN_MODE.
+        """:param mode: an existing mode, or UNKNOWN_MODE.
         :param due_at: its deadline, by the monotonic clock."""
         self.mode, self.due_at = mode, due_at
         self.name = secrets.token_hex(8)
@@ -46,7 +46,7 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
 
     @property
     def left_s(self) -> float:
-        """Until the deadline."""
+        """Seconds until the deadline."""
         return self.due_at - monotonic()
 
     @property
@@ -78,7 +78,7 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, StatusError):
             self.code = error.code
-            # a sentence about a wrong field may quote it, and nothing that a client sent is logged
+            # an error about a wrong field may quote it, and clients' content is never logged
             self._reason = "" if error.code is grpc.StatusCode.INVALID_ARGUMENT else error.message
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
             late = monotonic() >= self.due_at - JITTER_S
@@ -87,9 +87,9 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
             self.code = grpc.StatusCode.UNKNOWN
 
 
-# The router's metrics: what they are, what counts them, and how they are read.
+# The router's metrics: definitions, counting and reading.
 
-# Costs of requests that are added up by mode: the middle of the metric's name, its help, an account's figure.
+# Request costs summed by mode: middle of the metric's name, help text, the account's figure.
 COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("output_bytes", "Text written, pixels drawn.", lambda account: account.output_bytes),
     ("output_tokens", "Output in the model's tokens.", lambda account: account.output_tokens),
@@ -134,7 +134,7 @@ class ModeCounters:
 
 
 class RouterCounters:
-    """Counts what a router does. `auto` is a mode of its own here, whatever it takes."""
+    """A router's counters. `auto` counts as a mode of its own here, whichever mode it chooses."""
 
     def __init__(self) -> None:
         names = (*MODES, *map(metric_mode, DRAWING_MODES), UNKNOWN_MODE)
@@ -142,7 +142,7 @@ class RouterCounters:
         self.links = LinkCounterTable()
 
     def ended(self, record: RequestRecord) -> None:
-        """Count a request, and its costs however it ended."""
+        """Count a request and its costs, however it ended."""
         figures = self.modes[record.mode]
         figures.codes[record.code.name] += 1
         figures.costs.update({name: of(record.account) for name, _, of in COSTS})
@@ -152,8 +152,8 @@ class RouterCounters:
                 figures.first_byte_s.add(record.summary.first_byte_ms / 1000)
 
     def read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> MetricValues:
-        """Values for a scrape. `status`: the router and its hosts as they are now."""
-        modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # those that were asked for
+        """Values for a scrape. `status`: the current state of router and hosts."""
+        modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # modes that had requests
         links, hosts = self.links.keep([host.name for host in status.hosts]), status.hosts[:MAX_LINKS]
         codes: dict[tuple[str, ...], float] = {
             (mode, code): count for mode, figures in modes.items() for code, count in figures.codes.items()

@@ -1,4 +1,4 @@
-"""A request: one dataclass, from whose fields the message, the command's flags, HTTP's fields and checks derive.
+"""A request: one dataclass whose fields define the message, the command's flags, the HTTP fields and the checks.
 
 Clients and the command line import this module, so it must not import torch.
 """
@@ -28,18 +28,18 @@ from stages.settings import flag, limits, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
-# No text is longer.
+# Limit on any text.
 MAX_PROMPT_BYTES = 1 << 20
 DEFAULT_MAX_BYTES = 128
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
 MAX_TOOLS, MAX_TOOLS_BYTES = 128, 64 << 10
-# Of a whole request: without a deadline of its own, and at most.
+# Time for a whole request: by default, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 PRIORITIES = ("interactive", "batch")
 
-# Modes by what they take: Euler steps, drafts of the last host, a codec.
+# Modes that accept Euler steps, drafts by the last host, and a codec.
 DENOISING, DRAFTING = ("sweep", "chunked"), ("ar-speculative",)
 SENDING = tuple(mode for mode in MODES if mode not in (*WITHOUT_HOSTS, AUTO))
 CODECS, HIDDEN_CODECS = ("fp32", "int8", "int4"), ("fp32", "int8")  # of estimates; of hidden states
@@ -55,10 +55,10 @@ def _setting(
     modes: Collection[str] = MODES,
     **more: Any,  # noqa: ANN401 - of `flag`
 ) -> Any:  # noqa: ANN401
-    """A field that is None where it is not given, for `--set`.
+    """A field for `--set` that is None unless given.
 
-    http: what HTTP says of it, by default `help` without its end in brackets; empty: HTTP has none, or its own.
-    own: further metadata. modes: those that take it.
+    http: its description in HTTP, by default `help` without the final brackets; empty: HTTP lacks it or has its own.
+    own: further metadata. modes: the modes that accept it.
     """
     told = help.rpartition(" (")[0] if http is AS_HELP else http
     metadata = flag(help, **{"rare": True, **more})
@@ -70,23 +70,23 @@ def _count(help: str, http: object = AS_HELP, most: int = MAX_COUNT, **more: Any
 
 
 def _name(help: str, http: object = AS_HELP, known: Mapping[str, Collection[str]] | None = None) -> Any:  # noqa: ANN401
-    """:param known: the modes that take it, with the names that each of them has."""
+    """:param known: the modes that accept it, with the names that each knows."""
     return _setting(help, http, {"name": True, "known": known or {}}, tuple(known or MODES))
 
 
 def _shape(help: str, neutral: float, http: object = AS_HELP, **bounds: Any) -> Any:  # noqa: ANN401
-    """A number that shapes what is sampled. `neutral`: the value that changes nothing."""
+    """A number that shapes sampling. `neutral`: the value without effect."""
     return _setting(help, http, {"neutral": neutral}, SHAPED, **bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Text to go on with, and how. None leaves a setting to the router or to the mode."""
+    """Text to continue, and how. None leaves a setting to the router or the mode."""
 
     prompt: str | bytes = b""
     mode: str = field(default="auto", metadata={"name": True})
     max_bytes: int | None = _count("most bytes to generate (128)", "", rare=False)
-    # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
+    # The tighter of this and max_bytes counts; 128 bytes if neither is given.
     max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", "", rare=False)
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
     chunk: int | None = _count(
@@ -132,35 +132,35 @@ class Request:
     priority: str | None = _name(
         "interactive, batch (interactive)", "interactive, batch: gives way to others", dict.fromkeys(MODES, PRIORITIES)
     )
-    # Added to the logits of tokens, by their numbers in the model's vocabulary.
+    # Added to the logits of tokens, by token number in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
+    # `AsyncClient.events` reports each token's logprob (natural log), and those of this many most likely tokens.
     logprobs: int | None = field(default=None, metadata=limits(least=0, most=MAX_LOGPROBS))
-    # The text is JSON by this schema, which is JSON itself: modes `ar` and `ar-speculative`.
+    # JSON schema that the text must follow, itself JSON: modes `ar` and `ar-speculative`.
     json_schema: str = ""
-    # The text ends before the first of them.
+    # The text ends before the first of these.
     stops: Sequence[str | bytes] = ()
-    # (role, content) of a conversation to go on with, in place of a prompt; a third is `more` of the message in JSON.
+    # A conversation as (role, content), instead of a prompt; a third item is the message's `more` in JSON.
     messages: Sequence[tuple[str, ...]] = ()
-    # Functions that the model may call, a JSON list as OpenAI's API has it, and the names of those of which it must.
+    # Functions that the model may call, as a JSON list in OpenAI's format, and the names of which it must call one.
     tools: str = ""
     must_call: Sequence[str] = ()
-    # In place of a prompt: its tokens, by their numbers in the model's vocabulary.
+    # The prompt as token numbers in the model's vocabulary, instead of text.
     prompt_tokens: Sequence[int] = ()
-    # Have `AsyncClient.events` tell the log-probabilities of the prompt's own tokens, too: mode `ar`, with `logprobs`.
+    # `AsyncClient.events` also reports the logprobs of the prompt's own tokens: mode `ar`, with `logprobs`.
     score_prompt: bool = False
-    # The last message is continued where it ends, not answered.
+    # Continue the last message instead of answering it.
     continue_last: bool = False
-    # The text is shorter where the context has no room for all of it. True where no length is given.
+    # Shorten the text if the context lacks room for all of it. True if no length is given.
     fits_context: bool = False
 
     def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
-        """The message that carries it. Raises InputError for what a message cannot carry.
+        """The gRPC message. Raises InputError for a value that no message can carry.
 
-        :param whole: the text in one piece at the end.
-        :param trips: tell of every sweep as it comes back.
+        :param whole: send the text in one piece at the end.
+        :param trips: report every sweep as it comes back.
         """
-        from stages.wire.status import CALLS  # it imports grpc, and help waits for no such library
+        from stages.wire.status import CALLS  # imports grpc, which `--help` must not wait for
 
         limited = self.max_bytes is not None or self.max_tokens is not None
         values = {f.name: getattr(self, f.name) for f in SETTINGS}
@@ -195,22 +195,22 @@ class Request:
         )
 
 
-# Fields with one value that a message, a command or an HTTP request may have.
+# Single-valued fields that a message, a command or an HTTP request may carry.
 SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
-# Settings that shape what is drawn, with their neutral values.
+# Settings that shape sampling, with their neutral values.
 SHAPES: dict[str, float] = {f.name: f.metadata["neutral"] for f in SETTINGS if "neutral" in f.metadata}
-# Settings of which a message says whether they were given.
+# Settings with presence in the message.
 OPTIONAL = tuple(f.name for f in router_pb2.GenerateRequest.DESCRIPTOR.fields if f.has_presence)
 
 
 def given_in(message: router_pb2.GenerateRequest) -> dict[str, Any]:
-    """The optional settings that a message brings, by name."""
+    """The optional settings that a message carries, by name."""
     has: Callable[[Any], bool] = message.HasField  # its stub wants literals
     return {name: getattr(message, name) for name in OPTIONAL if has(name)}
 
 
 def bounds_problem(f: Field[Any], value: object) -> str:
-    """Why a setting cannot be `value`, for the client and for the router; empty where it can."""
+    """Why a setting cannot be `value`, for client and router; empty if it can."""
     if f.metadata.get("name"):
         if not isinstance(value, str):
             return f"{f.name} must be text, not {value!r}"
@@ -223,8 +223,8 @@ def bounds_problem(f: Field[Any], value: object) -> str:
 
 
 def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
-    """Why settings cannot be given to a mode, for clients, the router and a frontier; empty where they can."""
-    # the rest of a text of resample that is too far from its scorer's is of ar-speculative
+    """Why a mode does not accept some settings, for clients, the router and a frontier; empty if it does."""
+    # resample leaves the rest to ar-speculative when its text drifts too far from the scorer's
     drafting = DRAFTING if given.get("max_distance") is None else (*DRAFTING, "resample")
     for f in SETTINGS:
         modes, value = f.metadata.get("modes", MODES), given.get(f.name)
@@ -243,7 +243,7 @@ def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
 
 
 def kind_of(f: Field[Any]) -> type:
-    """The kind of a setting's values: str, float or int."""
+    """The type of a setting's values: str, float or int."""
     return str if f.metadata.get("name") else float if "float" in str(f.type) else int
 
 

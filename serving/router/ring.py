@@ -1,4 +1,4 @@
-"""The router's side of the ring: a warm link to every host, over which the results of sessions come back."""
+"""The router's side of the ring: a warm link to every host, which also carries sessions' results back."""
 
 import asyncio
 import logging
@@ -37,16 +37,16 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-MOST_REPLAYS = 8  # Replays under way at once, on all hosts; further ones wait for those to bring a result.
-DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of one that no request uses.
+MOST_REPLAYS = 8  # Most replays at once over all hosts; further ones wait until one of these has a result.
+DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of an idle one.
 WATCH_S = 0.2
-# Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
+# Added to the longest wait of an audit: calls to a host that is taken out should still get their answers.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
 
 
 class Ring:
-    """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
+    """Links to every host, subscribed, warmed and kept warm, and the paths through them."""
 
     clock = staticmethod(monotonic)
 
@@ -60,11 +60,11 @@ class Ring:
         findings: Path | None = None,
         run: Path | None = None,
     ) -> None:
-        """:param verifier: decides where hosts disagree.
-        :param meter: who hears of the link to the host of a name.
-        :param owner: what the router's certificate calls it: hosts let it listen under that name only.
-        :param findings: file of what audits found; None: it ends with this process.
-        :param run: directory of certificates, which has links where machines joined."""
+        """:param verifier: decides when hosts disagree.
+        :param meter: makes the meter of the link to the host with a name.
+        :param owner: the router's name in its certificate: hosts let it subscribe under that name only.
+        :param findings: file of audits' findings; None: they end with this process.
+        :param run: directory of certificates, which also records links if machines joined."""
         self.settings, self.owner, self.run = settings or RingSettings(), owner, run
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
@@ -76,16 +76,16 @@ class Ring:
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
-        self.changes = 0  # Counts what may make another way the best, or none.
+        self.changes = 0  # counts events that may change the best path, or leave none
         self._meter = meter
 
     def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
-        """Link to these hosts and no others; what is under way on one that goes away moves to others. A RingView's
-        `problem` says when the ring can be used.
+        """Link to exactly these hosts; work on a removed host moves to others. A RingView's `problem` says when the
+        ring can be used.
 
-        Raises InputError where one may not be dialled: the ring stays as it was.
+        Raises InputError if one may not be dialled: the ring stays as it was.
         """
-        # new links are made before old ones go: where one may not be dialled, nothing has changed yet
+        # make new links before old ones go: if one may not be dialled, nothing has changed yet
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
@@ -102,13 +102,13 @@ class Ring:
             await link.relay.close()
 
     def choose(self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
-        """The quickest way through hosts with `weights`, or one about as quick that keeps more of `prefixes`, the
-        digests of a text's beginnings, the shortest first. None where there is none."""
+        """The quickest path over hosts with `weights`, or one about as quick that caches more of `prefixes`, the
+        digests of a text's beginnings, the shortest first. None without a path."""
         suspects = self.suspects.now(monotonic())
         return best_path(self.links, weights, suspects, avoid, prefixes) if self.links else None
 
     def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
-        """A session on the hosts of `path`, until `end`; `receive` gets its results, and faults of lost hosts."""
+        """Open a session on the hosts of `path`, until `end`; `receive` gets its results, and faults of lost hosts."""
         attempt = Attempt(path, receive)
         self._attempts[attempt.name] = attempt
         for link in path:
@@ -117,18 +117,18 @@ class Ring:
         return attempt
 
     def may_replay(self) -> bool:
-        """True where one more request may read again what other hosts had read: all at once would stall those left."""
+        """True if one more request may replay: all at once would stall the remaining hosts."""
         return sum(attempt.replays for attempt in self._attempts.values()) < MOST_REPLAYS
 
     def end(self, attempt: Attempt) -> None:
-        """Free an attempt's sessions on its hosts."""
+        """Free an attempt's session on its hosts."""
         del self._attempts[attempt.name]
         for link in attempt.path:
             link.sessions -= 1
             self.spawn(link.release(attempt.name))
 
     async def take(self, session: Session, steps: Steps[T]) -> T:
-        """Take the steps of a session, and wait between them."""
+        """Run a session's steps, and wait between them."""
         came = asyncio.Event()
         session.on_event = came.set
         try:
@@ -145,7 +145,7 @@ class Ring:
             return ended.value
 
     def quarantine(self, link: HostLink, reason: str, finder: str = "an audit found that ") -> None:
-        """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
+        """Stop giving a host work; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
         hours = self._quarantine.add(name, f"{finder}{reason}", link.instance)
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
@@ -155,7 +155,7 @@ class Ring:
             self._lose(each, each.quarantined)
 
     def spawn(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that ends with the ring; where it fails, the log says so."""
+        """Start a task that ends with the ring; if it fails, the log says so."""
 
         def ended(task: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
@@ -174,7 +174,7 @@ class Ring:
         return link
 
     async def _keep_linked(self, link: HostLink) -> None:
-        """Subscribe to a host, for ever; a lost subscription fails what is under way there."""
+        """Stay subscribed to a host, for ever; a lost subscription fails the work in progress there."""
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
@@ -182,14 +182,14 @@ class Ring:
                 call: Any = link.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.name, key=link.key))
                 async with aclosing(aiter(call)) as messages:
                     async for events in messages:
-                        if keeper is None:  # the first message is empty: it is open
+                        if keeper is None:  # the first message is empty and says that the stream is open
                             keeper = self.spawn(self._keep_fresh(link))
                         if (count := len(events.events)) > MOST_TOGETHER:
                             raise internal(f"it sent {count} events together; at most {MOST_TOGETHER} travel so")
                         for event in events.events:
                             self._deliver(event)
                 self._lose(link, "it closed the connection")
-            except (StatusError, NoMessageError) as error:  # it would send the same again at once
+            except (StatusError, NoMessageError) as error:  # a retry would bring the same again at once
                 self.quarantine(link, error.message if isinstance(error, StatusError) else error.details() or "", "")
                 await asyncio.sleep(link.quarantined_until - monotonic())
             except grpc.aio.AioRpcError as error:
@@ -200,7 +200,7 @@ class Ring:
             await asyncio.sleep(RETRY_S)
 
     async def _keep_fresh(self, link: HostLink) -> None:
-        """Keep a link warm and its description current. It gets traffic once it is warm."""
+        """Keep a link warm and its description current. Requests use it once it is warm."""
         pause_s = self.settings.keep_warm_s
         warmer: asyncio.Task[None] | None = None
         try:
@@ -210,7 +210,7 @@ class Ring:
                     if pause_s and warmer is None:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
-                    # a host holds a session while those behind it work, however long that takes
+                    # a host holds a session while later hosts work, however long that takes
                     leased = [name for name, each in self._attempts.items() if link in each.path]
                     await link.describe(leased, self._quarantine.instances)
                     self.changes += 1
@@ -226,15 +226,15 @@ class Ring:
                 warmer.cancel()
 
     async def watch(self) -> None:
-        """Take hosts for lost that fell silent, for ever: one that is frozen, or behind a cut link, closes nothing."""
+        """Declare silent hosts lost, for ever: a frozen host, or one behind a cut link, closes no connection."""
         while True:
             await asyncio.sleep(WATCH_S)
             self.look()
 
     def look(self) -> None:
-        """Take the hosts for lost that are silent now."""
+        """Declare the hosts lost that are silent now."""
         now = monotonic()
-        stalled = now - self._looked_at > 3 * WATCH_S  # then it was this process that heard nobody
+        stalled = now - self._looked_at > 3 * WATCH_S  # if so, this process itself stood still
         self._looked_at = now
         for link in self.links:
             if not stalled and not link.problem and (silent_s := link.silent_s()) is not None:
@@ -242,22 +242,22 @@ class Ring:
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         attempt = self._attempts.get(event.session)
-        if attempt is not None:  # else the client has gone
+        if attempt is not None:  # else the client has left
             attempt.receive(attempt, event)
 
     def _lose(self, link: HostLink, reason: str, is_gone: bool = True) -> None:
         name = f"host {link.entry.name} at {link.entry.address}"
-        # a reason that names the host already says what happened and what to do
+        # a reason that names the host is a complete sentence with a remedy
         joined = bool(LinkRecord.read(self.run).proxy)
         remedy = "machines that joined take its place, or have one join" if joined else "see that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         link.is_lost = not (joined or link.quarantined)
-        if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # where `up` lays hosts out
+        if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
             problem += " (of `up`: `onesweep down`, then the same `onesweep up` again)"
         if not link.problem:
             log.warning("%s", problem)
         link.problem, link.relay.rtt_ms, self.changes = problem, None, self.changes + 1
-        # To leave a slow host is no use where the work can only be done again on the same one.
+        # Leaving a slow host is no use if only the same one can repeat the work.
         if not is_gone and not any(self.choose(weights) for weights in link.held):
             return
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
@@ -266,21 +266,21 @@ class Ring:
                 attempt.fail(fault)
 
 
-# The ring as the requests of one release see it: hosts that hold its weights, and no others.
+# The ring as one release's requests see it: only hosts that hold its weights.
 
-# How long a look for a way through all hosts holds good: one request asks a dozen times.
+# How long a found path stays valid: one request asks for it a dozen times.
 FOUND_S = 0.02
 
 
 class RingView:
-    """A ring and one set of weights: what modes work with, so that whatever a request does, it does with these."""
+    """A ring and one set of weights. Modes use this view, so all of a request's work is done with these weights."""
 
     def __init__(self, ring: Ring, weights: Weights | None = None) -> None:
-        """:param weights: None = those that the hosts turn out to hold, until `pin`."""
+        """:param weights: None = whatever the hosts hold, until `pin`."""
         self.ring, self.settings = ring, ring.settings
         self._weights, self.pinned = weights or (), weights is not None
         self._release: stage_pb2.Release | None = None  # these weights as a host describes them
-        self._found = False  # there is a way for them
+        self._found = False  # a path for them exists
         self._found_until, self._seen = 0.0, -1
 
     @property
@@ -290,12 +290,12 @@ class RingView:
         return self._weights
 
     def pin(self) -> None:
-        """Stay with these weights, whatever the hosts come to hold."""
+        """Stay with these weights, whatever the hosts load later."""
         self._look()
         self.pinned, self._seen = bool(self._weights), -1
 
     def unpin(self) -> None:
-        """Prefer these weights, but use what the hosts have."""
+        """Prefer these weights, but use others if the hosts hold those."""
         self.pinned, self._seen = False, -1
 
     @property
@@ -306,7 +306,7 @@ class RingView:
         return problem_of(self.ring.links, self._weights if self.pinned else None)
 
     async def usable(self, wait_s: float) -> None:
-        """Return when requests can be served. Raises StatusError with the problem and how long it was waited for."""
+        """Return when requests can be served. Raises StatusError with the problem and the time waited."""
         waited = 0.0
         while problem := self.problem:
             if waited >= wait_s:
@@ -316,12 +316,12 @@ class RingView:
 
     @property
     def release(self) -> str:
-        """The hosts' name of these weights; empty while none has them."""
+        """The hosts' name for these weights; empty while no host has them."""
         self._look()
         return self._release.name if self._release else ""
 
     def model(self, kind: ModelKind) -> stage_pb2.ModelInfo | None:
-        """The hosts' model of a kind, if there is one. Meaningful while there is no `problem`."""
+        """The hosts' model of a kind, if any. Meaningful while there is no `problem`."""
         self._look()
         if self._release is None or not self._release.HasField(kind):
             return None
@@ -331,12 +331,12 @@ class RingView:
         return self.weights[MODEL_KINDS.index(kind)] if self.weights else ""
 
     def rtts_ms(self) -> list[float | None]:
-        """Round trips to the hosts of the way that a request would take now."""
+        """Round trips to the hosts of the path that a request would use now."""
         return [link.relay.least_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
 
     def _look(self) -> bool:
-        """Find weights that there is a way for: those used so far, else those that most hosts hold. False where there
-        is none."""
+        """Find weights that have a path: the current ones, else those that most hosts hold. False if none
+        has one."""
         if self._seen == self.ring.changes and monotonic() <= self._found_until:
             return self._found
         self._seen, self._found_until = self.ring.changes, monotonic() + FOUND_S

@@ -1,4 +1,4 @@
-"""Exchanging the weights under a running service: all hosts load a release, it is tried, and new requests use it."""
+"""Weight exchange under a running service: all hosts load a release, a smoke test tries it, new requests use it."""
 
 import asyncio
 import contextlib
@@ -28,25 +28,25 @@ from stages.wire.status import StatusError, aborted, failed_precondition, intern
 log = logging.getLogger(__name__)
 
 POLL_S, WATCH_S = 0.05, 0.5
-STORE_S, STORE_PAUSE_S = 3600.0, 1.0  # for a transfer, and before one that was cut off is tried again
+STORE_S, STORE_PAUSE_S = 3600.0, 1.0  # time for a transfer; pause before one that was cut off is retried
 LOAD_S = 600.0
-DROP_S = LOAD_S  # A host that is loading lets go of a release when it is done
+DROP_S = LOAD_S  # A host that is loading drops a release only afterwards
 
 Tell = Callable[[router_pb2.DeployProgress], object]
 Say = Callable[[str], object]
 
 
 class Rollout(RolloutState):
-    """A router's releases, and the way from one to another: does what its state says. Lives on the event loop."""
+    """A router's releases and the switch between them, as the state decides. Runs on the event loop."""
 
     def __init__(self, ring: Ring, current: ActiveRelease, store: ReleaseStore | None, checkpoint: Path | None) -> None:
-        """:param checkpoint: what the router was started with."""
+        """:param checkpoint: the bundle that the router was started with."""
         super().__init__(current, next(reversed(store.in_use[:-1]), "") if store else "")
         self.ring, self.store, self.checkpoint = ring, store, checkpoint
         self._updates: set[asyncio.Task[None]] = set()  # of hosts that came back without the current release
 
     async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], tell: Tell) -> router_pb2.Switch:
-        """Take a release in, and have requests use it. Raises StatusError; everything is as it was then."""
+        """Receive a release, and switch requests to it. Raises StatusError, and then everything is as before."""
         if self.store is None:
             raise failed_precondition("the router has no release store: start it, and the hosts, with --releases DIR")
         async with self._under_way("deployment begins"):
@@ -59,7 +59,7 @@ class Rollout(RolloutState):
             async for answer in receive_release(self.store, _stores(first, requests), lambda offer: lambda *_: True):
                 tell(router_pb2.DeployProgress(store=answer))
             self.received(name)
-            if not self.was_pinned and self.current.name:  # here, and when the router starts anew
+            if not self.was_pinned and self.current.name:  # now, and after a restart of the router
                 await in_thread(self.store.use, [self.current.name])
             served = await self._bring_all(name, lambda line: tell(router_pb2.DeployProgress(line=line)), first.tried)
             if first.together:
@@ -71,18 +71,18 @@ class Rollout(RolloutState):
             return await to_its_end(self._make_current(served))
 
     async def rollback(self, tell: Tell) -> router_pb2.Switch:
-        """Have requests use the release before, without hosts that are down. Raises StatusError where it cannot be."""
+        """Switch requests to the previous release, without hosts that are down. Raises StatusError if that fails."""
         async with self._under_way("rollback begins"):
             name = self.previous_name
             if not name:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
             previous = self.previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
-            # No host gets the current release any more: it would take the place of what it is to load.
+            # Stop bringing the current release to hosts: it would take the place of the one to load.
             await cancelled(self._updates)
-            self.due_at.clear()  # one that had not begun did not take itself away
-            # The weights are not tried again, and hosts that are down are no obstacle: a rollback is for trouble, and
-            # these weights were served before. A host that was started with them may have another name for them.
+            self.due_at.clear()  # a task that had not begun did not remove its entry
+            # There is no new smoke test, and hosts that are down do not stop it: a rollback is for trouble, and these
+            # weights were served before. A host that was started with them may use another name for them.
             names = [(link, link.held.get(previous.view.weights, previous).name) for link in self.ring.links]
             brought = (bring(link, name, contents, self.kept(link)) for link, name in names)
             outcomes = await asyncio.gather(*brought, return_exceptions=True)
@@ -95,7 +95,7 @@ class Rollout(RolloutState):
 
     @contextlib.asynccontextmanager
     async def _under_way(self, event: str) -> AsyncGenerator[None]:
-        """A deployment, alone; where it fails, all that it changed is undone. Raises StatusError."""
+        """Run one deployment at a time; if it fails, undo all its changes. Raises StatusError."""
         self.begin(event)
         try:
             yield
@@ -110,7 +110,7 @@ class Rollout(RolloutState):
             self.change("ends")
 
     async def keep_up_to_date(self) -> None:
-        """Bring the current release to hosts that come back without it, for ever."""
+        """Bring the current release to hosts that return without it, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)
             for link in self.next_updates(self.ring.links, monotonic()):
@@ -131,7 +131,7 @@ class Rollout(RolloutState):
             self.due_at[link.entry.address] = monotonic() + pause_s
 
     async def _bring_all(self, name: str, say: Say, tried: bool) -> ActiveRelease:
-        """A release that all hosts have and that was tried. Raises StatusError."""
+        """Bring a release to all hosts and try it. Raises StatusError."""
         directory = self._own_store.path(name)
         assert directory is not None
         plan = await asyncio.to_thread(plan_host, directory, (0,))
@@ -168,7 +168,7 @@ class Rollout(RolloutState):
         return router_pb2.Switch(release=self.current.release, previous=self.previous_name, changed=True)
 
     async def _undo(self) -> None:
-        anew = self.anew if self.state == "undoes" else []  # else others use it by now
+        anew = self.anew if self.state == "undoes" else []  # else other requests use it by now
         dropped = await asyncio.gather(*(drop(link, self.coming) for link in anew), return_exceptions=True)
         for outcome in dropped:
             if isinstance(outcome, StatusError):
@@ -176,7 +176,7 @@ class Rollout(RolloutState):
         names, is_pinned = self.names, self.was_pinned
         try:
             await in_thread(self._own_store.use, names if is_pinned else [])
-        except CheckpointError:  # a full disk: what it says is served stays so
+        except CheckpointError:  # a full disk: the record of the served release stays as it was
             is_pinned = bool(self._own_store.in_use)
         await in_thread(self._own_store.remove_others, names)
         if not is_pinned:
@@ -189,7 +189,7 @@ class Rollout(RolloutState):
         return self.store
 
     async def _revived(self, name: str) -> ActiveRelease:
-        """The release before, after the router was started anew. Raises StatusError, OnesweepError."""
+        """The previous release after a restart of the router. Raises StatusError, OnesweepError."""
         directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
         if directory is None:
             raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
@@ -198,12 +198,12 @@ class Rollout(RolloutState):
 
 
 def find_release(name: str, store: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
-    """Path of a release on the router's machine: in its store, or the bundle it was started with."""
+    """Path of a release on the router's machine: in its store, or the bundle that it was started with."""
     return (store.path(name) if store else None) or (checkpoint if _contents(checkpoint, name) else None)
 
 
 def _contents(directory: Path | None, name: str) -> ReleaseManifest | None:
-    """The files to send of a release; None where they are another one's by now."""
+    """The files of a release to send; None if the directory holds another release by now."""
     with contextlib.suppress(CheckpointError):
         if directory is not None and (contents := read_release_manifest(directory)).name == name:
             return contents
@@ -221,7 +221,7 @@ async def _stores(
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run all; when one fails, the others are cancelled, and have ended when it is raised."""
+    """Run all; when one fails, cancel the others and wait for their end before raising."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         for done in asyncio.as_completed(tasks):
@@ -231,7 +231,7 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         await cancelled(tasks)
 
 
-# Bringing a release to one host.
+# Delivery of a release to one host.
 
 
 async def send(
@@ -240,7 +240,7 @@ async def send(
     assignment: stage_pb2.Assignment | None = None,
     delivery: Delivery | None = None,
 ) -> int:
-    """Put a release into a host's store; returns the bytes that were sent. Raises StatusError.
+    """Put a release into a host's store; returns the bytes sent. Raises StatusError.
 
     :param contents: with its directories.
     :param assignment: the stage of a host that was started without a checkpoint.
@@ -273,14 +273,14 @@ async def send(
 async def load(
     link: HostLink, name: str, keep: Sequence[str] = (), assignment: stage_pb2.Assignment | None = None
 ) -> None:
-    """Have a host load a release from its store, and look at what it holds then. Raises StatusError.
+    """Have a host load a release from its store, and check what it holds then. Raises StatusError.
 
     :param assignment: the stage of a host that was started without a checkpoint; it loads after its answer.
     """
     with _refusals(link):
         request = stage_pb2.LoadRequest(release=name, keep=keep, assignment=assignment)
         await link.relay.stub.Load(request, timeout=LOAD_S)
-        # such a host listens anew before it can say what it holds
+        # a host with an assignment restarts its server before it can report what it holds
         if assignment is None:
             await link.describe()
 
@@ -288,10 +288,10 @@ async def load(
 async def bring(
     link: HostLink, name: str, contents: ReleaseManifest | None, keep: Sequence[str] = (), state: str = "loads"
 ) -> int:
-    """Have a host load a release, whose files it may lack, or have damaged; returns the bytes that were sent. Raises
+    """Have a host load a release whose files it may lack or have damaged; returns the bytes sent. Raises
     StatusError.
 
-    :param contents: None where there are no files to send.
+    :param contents: None without files to send.
     :param state: of the delivery."""
     delivery = Delivery(state)
     while delivery.state != "done":
@@ -308,10 +308,10 @@ async def bring(
 
 
 async def drop(link: HostLink, name: str) -> None:
-    """Have a host let go of a release. Raises StatusError."""
+    """Have a host drop a release. Raises StatusError."""
     with _refusals(link):
         await link.relay.stub.Drop(stage_pb2.DropRequest(release=name), timeout=DROP_S)
-        await link.describe()  # else `status` would name what is no longer there
+        await link.describe()  # else `status` would still name it
 
 
 @contextlib.contextmanager
@@ -322,7 +322,7 @@ def _refusals(link: HostLink) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise link.relay.refusal(error, begin) from None
     except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-        # the channel was closed before a call, or under it, which gRPC calls a cancellation
+        # the channel closed before or during a call, which gRPC reports as a cancellation
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise

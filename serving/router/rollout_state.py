@@ -1,6 +1,6 @@
-"""The decisions of a deployment: which hosts get which release, and what follows each success and failure.
+"""The decisions of a deployment: which hosts get which release, and the reaction to each success and failure.
 
-Nothing here calls a host, waits or reads a clock: the rollout tells what happened and the time.
+Nothing here calls a host, waits or reads a clock: the rollout passes events and the time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from serving.router.active_release import ActiveRelease
     from serving.router.host_link import HostLink
 
-DRAIN_S = 30.0  # How long a deployment waits for requests that still run on the release before the last.
-AGAIN_S = 10.0  # Pause before a host that could not be brought up to date is tried again.
-STORE_TRIES = 4  # A transfer that is cut off begins again where it was, so many times at most.
-# gRPC says INTERNAL where the connection ends while a message is written.
+DRAIN_S = 30.0  # How long a deployment waits for requests on the previous release.
+AGAIN_S = 10.0  # Pause before retrying a host that could not be updated.
+STORE_TRIES = 4  # Most tries of a transfer; each one resumes where the last was cut off.
+# gRPC reports INTERNAL when the connection ends while a message is written.
 CUT = (Code.UNAVAILABLE, Code.DATA_LOSS, Code.INTERNAL)
-# How a host refuses a release whose files it lacks, or has damaged ones of.
+# Codes with which a host refuses a release whose files are missing or damaged.
 NOT_WHOLE = (Code.NOT_FOUND, Code.FAILED_PRECONDITION)
 
-# The states of a deployment, and of a release's way to one host: what happens in each, and the state that follows.
+# The states of a deployment, and of a delivery to one host: the events in each, and the state that follows.
 ROLLOUT_STATES = {
     "rests": {"deployment begins": "receives", "rollback begins": "reverts"},
     "receives": {"files are here": "brings", "ends": "rests"},
@@ -44,21 +44,21 @@ DELIVERY_STATES = {
 
 
 class Delivery:
-    """The way of a release to one host: its files into the host's store, its weights into the host's memory."""
+    """Delivery of a release to one host: its files into the host's store, its weights into the host's memory."""
 
     def __init__(self, state: str) -> None:
-        """:param state: "loads" where the host may have the files, "sends" where it may lack some."""
+        """:param state: "loads" if the host may have the files, "sends" if it may lack some."""
         self.state, self.tries, self.sent_bytes = state, 1, 0
 
     def change(self, event: str) -> None:
-        """Follow DELIVERY_STATES. Raises KeyError for what cannot happen."""
+        """Follow DELIVERY_STATES. Raises KeyError for an event that the state does not allow."""
         self.state = DELIVERY_STATES[self.state][event]
 
     def refused(self, refusal: StatusError) -> None:
-        """Find a way round a refusal. Raises it where there is none."""
+        """Choose the next step after a refusal. Raises the refusal if there is none."""
         if self.state == "loads" and refusal.code in NOT_WHOLE:
             self.change("files are lacking")
-        # what came before a cut is still there: only the rest is sent again
+        # bytes that arrived before a cut are still there: only the rest is sent
         elif self.state == "sends" and self.tries < STORE_TRIES and self.sent_bytes and refusal.code in CUT:
             self.tries += 1
             self.change("cut off")
@@ -67,31 +67,31 @@ class Delivery:
 
 
 class RolloutState:
-    """The releases of a router: the one that requests use, the one before, and the one that is on its way."""
+    """A router's releases: the current one, the previous one, and the one being deployed."""
 
     def __init__(self, current: ActiveRelease, previous_name: str) -> None:
         self.current, self.previous_name = current, previous_name
         self.previous: ActiveRelease | None = None
         self.state = "rests"
-        self.was_pinned = False  # before the deployment; else what the hosts hold is served
-        self.coming = ""  # the release on its way
-        self.joining: list[HostLink] = []  # hosts that get it
-        self.anew: list[HostLink] = []  # those that had nothing of it before: where it fails, they let go of it
-        # When the current release is brought to hosts that came back without it, by address; infinite: it is.
+        self.was_pinned = False  # before the deployment; if not, the router serves whatever the hosts hold
+        self.coming = ""  # the release being deployed
+        self.joining: list[HostLink] = []  # hosts that receive it
+        self.anew: list[HostLink] = []  # hosts that had none of it before: they drop it if the deployment fails
+        # When to bring the current release to hosts that returned without it, by address; infinite: being brought.
         self.due_at: dict[str, float] = {}
 
     def change(self, event: str) -> None:
-        """Follow ROLLOUT_STATES. Raises KeyError for what cannot happen."""
+        """Follow ROLLOUT_STATES. Raises KeyError for an event that the state does not allow."""
         self.state = ROLLOUT_STATES[self.state][event]
 
     def begin(self, event: str) -> None:
-        """Raises StatusError while another deployment is under way."""
+        """Start a deployment. Raises StatusError while another is running."""
         if self.state != "rests":
             raise aborted("another deployment is under way: try again when it is done")
         self.change(event)
 
     def offered(self, name: str, links: Sequence[HostLink], without: Collection[str]) -> bool:
-        """False for the release that is served already. Raises StatusError where the hosts are not ready for another.
+        """False for the release already served. Raises StatusError if the hosts are not ready for another.
 
         :param without: names of hosts that may lack it for now."""
         if name == self.current.release:
@@ -103,7 +103,7 @@ class RolloutState:
         held = {block for link in self.joining for block in link.entry.blocks}
         if lacking := {block for link in links for block in link.entry.blocks} - held:
             raise failed_precondition(f"without {', '.join(without)} no host holds block {min(lacking)}")
-        # one that does not answer comes first: those before it in the ring are not ready for that
+        # name a host that does not answer first: it is why those before it in the ring are not ready
         for link in sorted(self.joining, key=lambda link: link.relay.rtt_ms is not None):
             if link.problem:
                 raise unavailable(
@@ -113,7 +113,7 @@ class RolloutState:
         return True
 
     def received(self, name: str) -> None:
-        """The files are here, and hosts will hold what was not tried yet: stay with what is served."""
+        """The files have arrived. Pin the served weights, because hosts will hold weights that nobody has tried."""
         self.change("files are here")
         there = [link for link in self.joining if link.info and name in {each.name for each in link.info.releases}]
         self.coming, self.anew = name, [link for link in self.joining if link not in there]
@@ -124,12 +124,12 @@ class RolloutState:
 
     @property
     def names(self) -> list[str]:
-        """Releases to keep: the one before and the current one."""
+        """Releases to keep: the previous one and the current one."""
         return [name for name in (self.previous_name, self.current.release) if name]
 
     def is_quiet(self, waited_s: float) -> bool:
-        """True if nothing needs the release before the last any more. Raises StatusError after DRAIN_S."""
-        # no clock and no host can tell: `auto` opens sessions late, and only the router knows its requests
+        """True once no request uses the previous release and no host is updating. Raises StatusError after DRAIN_S."""
+        # neither a clock nor a host can know: `auto` opens sessions late, and only the router knows its requests
         busy = self.previous.requests if self.previous else 0
         updates = [*self.due_at.values()].count(math.inf)
         if (busy or updates) and waited_s >= DRAIN_S:
@@ -140,16 +140,16 @@ class RolloutState:
         return not busy and not updates
 
     def switch(self, served: ActiveRelease) -> None:
-        """From here on new requests use `served`; those under way end on what they began with."""
+        """Switch new requests to `served`; running ones end on the release that they began with."""
         before = self.current.release
         self.current.view.pin()
         self.current.name = before
-        # the switch is one assignment here: hosts that had to agree on it could end as a ring of two minds
+        # the switch is one assignment here: hosts that had to agree on it could end up split
         self.previous, self.previous_name, self.current = self.current, before, served
         self.change("requests switch")
 
     def next_updates(self, links: Iterable[HostLink], now_s: float) -> list[HostLink]:
-        """Hosts that came back without the current release, and are to get it now; counts them as under way."""
+        """Hosts that returned without the current release and are due to get it now; marks them as in progress."""
         current = self.current
         if self.state != "rests" or current.directory is None or not current.view.pinned:
             return []
@@ -160,13 +160,13 @@ class RolloutState:
         return due
 
     def kept(self, link: HostLink) -> list[str]:
-        """A host's name of the release that it must keep: the current one, or the newest where it lacks that. Another
-        router may use it, and would bring it again in the other's place, for ever."""
+        """A host's name for the release that it must keep: the current one, or the newest if it lacks that. Another
+        router may use that one, and the two would replace each other's for ever."""
         own = link.held.get(self.current.view.weights)
         return [each.name for each in ([own] if own else [*link.held.values()][-1:])]
 
     def beside(self, link: HostLink) -> str:
-        """A sentence about a newer release on a host, which another router brought; empty where there is none."""
+        """A sentence about a newer release that another router brought to a host; empty without one."""
         if self.state != "rests" or (own := link.held.get(self.current.view.weights)) is None:
             return ""
         *_, newest = link.held.values()

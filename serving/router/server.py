@@ -41,14 +41,14 @@ SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 HEALTH_S = 0.5
 _SCOPES = {GENERATE: ("Generate", "Draw", "Tokenize"), STATUS: ("Status",), ADMIN: ("Deploy", "Rollback")}
 _PATHS = {f"/{SERVICE}/{method}": scope for scope, methods in _SCOPES.items() for method in methods}
-# For the last words of requests that have ended.
+# Time for ended requests to flush their last messages.
 FLUSH_S = 1.0
 
 
 async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set; running requests end first.
 
-    Raises OnesweepError, too when a job that must not end does.
+    Raises OnesweepError, also when a job that must not end does.
     """
     if settings.threads:
         import torch
@@ -63,7 +63,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     security = settings.security
     verifier = None
     if settings.ring.audit_share and settings.checkpoint:
-        from serving.router.own_models import ReferenceVerifier  # torch, now: its import would hold requests up
+        from serving.router.own_models import ReferenceVerifier  # imports torch: later that would hold up requests
 
         verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
@@ -110,14 +110,14 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
 
 
 def change_hosts(ring: Ring, blocks: int, topology: Topology) -> None:
-    """Give a ring the hosts of a topology. Raises InputError for one that is not of so many blocks."""
+    """Give a ring the hosts of a topology. Raises InputError if it does not have `blocks` blocks."""
     if topology.blocks != blocks:
         raise InputError(f"the topology has {topology.blocks} blocks now, this router serves {blocks}: start it anew")
     ring.set_hosts(topology.hosts)
 
 
 class Health(HealthChecks):
-    """gRPC's health service; it answers with the router's status at that moment."""
+    """gRPC's health service, answering with the router's current status."""
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Health(HealthChecks):
         return await super().Check(request, context)
 
     def look(self) -> None:
-        """Take over what the rollout says."""
+        """Copy the rollout's current status."""
         problem = self._rollout.current.view.problem
         if problem != self._told:
             self._told = problem
@@ -140,7 +140,7 @@ class Health(HealthChecks):
             self.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
 
     async def watch(self) -> None:
-        """Look now and then, for those who `Watch`. Has no end."""
+        """Refresh the status now and then for `Watch` clients. Never ends."""
         while True:
             self.look()
             await asyncio.sleep(HEALTH_S)
@@ -150,7 +150,7 @@ def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
     def caller(path: str, metadata: Any) -> str:  # noqa: ANN401 - the stubs do not export its type
         try:
             return service.keyring.identify(metadata, _PATHS[path]).name
-        except (StatusError, KeyError):  # refused once the request is there, or open to all
+        except (StatusError, KeyError):  # refused once the request has arrived, or open to all
             return ""
 
     limits = service.admission.settings
@@ -164,7 +164,7 @@ def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
 
 
 def _own_name(settings: RouterSettings) -> str:
-    """The router's name in its certificate; empty without one. Raises InputError for what must not be served so."""
+    """The router's name in its certificate; empty without one. Raises InputError for an unsafe way to serve."""
     security = settings.security
     if settings.tokens is None and not settings.anybody and not is_loopback(settings.listen):
         raise InputError(
@@ -180,7 +180,7 @@ def _own_name(settings: RouterSettings) -> str:
 def first_release(
     ring: Ring, store: ReleaseStore | None, checkpoint: Path | None, frontier: Path | None = None
 ) -> ActiveRelease:
-    """The release that is served first: the one that was deployed last, or what the hosts turn out to have."""
+    """The release served first: the last one deployed, or whatever the hosts hold."""
     name = next(reversed(store.in_use), "") if store else ""
     directory = find_release(name, store, checkpoint) if name else None
     if directory is not None:
@@ -198,7 +198,7 @@ def first_release(
 
 
 async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Return when `stop` is set. Raises ServiceError when one of `tasks` ends before: they have no end."""
+    """Return when `stop` is set. Raises ServiceError if one of `tasks` ends first: none of them should."""
     stopping = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -208,6 +208,6 @@ async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]
 
 
 def serve(settings: RouterSettings) -> None:
-    """Run a router to its end. Raises OnesweepError."""
+    """Run a router until it stops. Raises OnesweepError."""
     return_large_buffers()
     run_until_signal(partial(run_router, settings))

@@ -1,4 +1,4 @@
-"""The gRPC face of the router."""
+"""The router's gRPC service."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 R = TypeVar("R")
 Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 ROUTER = "this router"
-VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Status
+VERSION = version("onesweep")  # read once: looking it up takes longer than the rest of a Status answer
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -62,8 +62,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         ring_wait_s: float,
         figures: RouterCounters | None = None,
     ) -> None:
-        """:param keyring: who may ask.
-        :param admission: how much of it at once.
+        """:param keyring: the keys that may send requests.
+        :param admission: limits how many run at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
@@ -83,7 +83,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _recorded(
         self, mode: str, request: Q, context: Context, serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]]
     ) -> AsyncGenerator[R, None]:
-        """The answer to a request, under the name that logs have for it."""
+        """Yield the answer to a request, recorded under its name in the logs."""
         left_s = context.time_remaining()
         due_at = monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
         record = RequestRecord(mode, due_at, self.figures)
@@ -126,10 +126,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return answer
 
     def status(self) -> router_pb2.StatusResponse:
-        """The router and its hosts as they are now."""
+        """The current state of the router and its hosts."""
         served, frontier = self.rollout.current, self.rollout.current.frontier
         names = {link.entry.address: link.entry.name for link in self.ring.links}
-        record = LinkRecord.read(self.ring.run)  # each time, for the rendezvous is another process: 56 us
+        record = LinkRecord.read(self.ring.run)  # read each time (56 us), since the rendezvous is another process
         pairs = [(link.entry.name, names[to]) for link in self.ring.links for to in link.onward if to in names]
         trips_ms = {link.entry.name: (link.relay.least_rtt_ms or 0.0) / 2 for link in self.ring.links}
         tokenizers = [served.modes[name].tokenizer for name in served.served_modes]
@@ -192,8 +192,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context: Context,
         requests: AsyncIterator[router_pb2.DeployRequest] | None = None,
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
-        """A job's progress as it comes, then its result; the job ends when nobody listens."""
-        # the job runs in a task of its own: a client that leaves ends it, and one that reads slowly does not hold it up
+        """Yield a job's progress as it comes, then its result; the job ends when the client leaves."""
+        # the job has its own task: a client that leaves ends it, and a slow reader does not hold it up
         told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
         task: asyncio.Task[router_pb2.Switch] | None = None
         try:
@@ -214,7 +214,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     @asynccontextmanager
     async def _placed(self, request: PlaceRequest) -> AsyncIterator[PlaceRequest]:
-        """A place for one request, for the length of a `with` block. Raises StatusError."""
+        """Hold a place for one request during a `with` block. Raises StatusError."""
         answered = asyncio.Event()
         request.answered = answered.set
         self.admission.ask(request, monotonic(), time.time())
@@ -232,7 +232,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _admit(
         self, request: router_pb2.GenerateRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        """Whatever is deployed meanwhile, a request ends on the release that it began with."""
+        """A request ends on the release that it began with, whatever is deployed meanwhile."""
         record.space, record.caller = key.space(self.ring.owner), key.name
         record.batch = batch = request.priority == PRIORITIES[1]
         size, most = prompt_bytes(request), request.max_bytes or TOKEN_BYTES * request.max_tokens
@@ -244,7 +244,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 async with aclosing(self._generate(request, record, served)) as responses:
                     async for response in responses:
                         yield response
-            finally:  # what was written for a whole answer counts, too, where nobody waited for it
+            finally:  # text generated for a whole answer counts even if the client did not wait for it
                 served.requests -= 1
                 if (account := record.account) is not None:
                     place.spent_bytes += account.output_bytes
@@ -252,7 +252,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def _draw(
         self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.DrawResponse, None]:
-        """Previews as they come, the pictures, then their account. Raises StatusError."""
+        """Yield previews as they come, then the pictures and their account. Raises StatusError."""
         served = self.rollout.current
         mode = check_drawing_mode(request.mode, served.drawing)
         if mode.uses_hosts:
@@ -262,7 +262,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served.requests += 1
         try:
             async with self._placed(PlaceRequest(key, order.size, record.left_s)) as place:
-                place.spent_bytes += order.size  # a caller that leaves early pays, too: hosts have computed for it
+                place.spent_bytes += order.size  # a caller that leaves early pays too: hosts computed for it
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
                 task.add_done_callback(lambda _: previews.put_nowait(None))
@@ -271,7 +271,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         yield router_pb2.DrawResponse(pictures=order.pictures(shown.pixels, shown.block, preview=True))
                     pixels = task.result()
                 except StatusError as error:
-                    if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # which is the client's own
+                    if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # the client's own deadline
                         place.spent_bytes -= order.size
                     raise
                 finally:
@@ -297,12 +297,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
         generation = await tokenized(generation, chat, mode, account, self.prompts)
-        if mode.name != AUTO:  # what it chooses is sampled as that mode has it
+        if mode.name != AUTO:  # the chosen mode brings its own sampling
             generation = generation.sampled_for(mode)
             account.sampling = generation.sampling_words
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
-        # a byte model writes as many bytes as it is asked for
+        # a byte model generates exactly the requested bytes
         most_bytes = request.max_bytes if request.max_bytes and mode.tokenizer is not BYTE_TOKENIZER else None
         reading = OutputText(mode.tokenizer, generation.prompt, request.stops, most_bytes)
         held, ended, read = b"", False, 0
@@ -319,7 +319,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     yield router_pb2.GenerateResponse(prompt_logprobs=scored)
                     account.prompt_logprobs.clear()
                 text = b""
-                # one by one where tokens are told: how many the text ends with does not depend on its pieces
+                # one by one if tokens are reported: the number at the end must not depend on the pieces
                 for each in account.vocabulary.split(tokens) if generation.logprobs is not None else (tokens,):
                     text, read = text + reading.feed(each), read + 1
                     if reading.over:

@@ -1,10 +1,10 @@
-"""One request's place on the hosts: work goes out, results come back, and what fails is done again elsewhere.
-Its ring waits for it and tells the time.
+"""One request's session on the hosts: work goes out, results come back, and failed work is repeated elsewhere.
+The ring does its waiting and passes the time.
 
 Hosts that die, freeze, are cut off or answer nonsense cost a request time, never its text: the session knows the text
-and in which pieces it was read, and any other hosts with the same blocks go on from there to the same bytes. The
-tokens of AR steps give the same in any pieces. What a sweep or a score reads does not: caches of the same tokens read
-in other pieces differ in the last bits, and a near tie could fall otherwise.
+and the pieces in which it was read, and any other hosts with the same blocks continue from there to the same bytes. AR
+steps give the same tokens for any pieces. Sweeps and scores do not: KV caches of the same tokens read in other pieces
+differ in the last bits, and a near tie could fall the other way.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Raises StatusError for a result that cannot be one.
+# Raises StatusError for an impossible result.
 Check = Callable[[stage_pb2.Event], object]
 
 
 class Wait(NamedTuple):
-    """A step's wait: so many seconds, or until an event comes."""
+    """A step's wait, in seconds or until an event arrives."""
 
     seconds: float
-    hears: bool  # an event ends it
+    hears: bool  # an event ends the wait
 
 
-# What is done between waits: asyncio takes the steps, or an event heap in virtual time (loadtest/simulation).
+# The work between waits; asyncio runs the steps, or an event heap in virtual time (loadtest/simulation).
 Steps = Generator[Wait, None, T]
 
 
 class Session(AbstractContextManager["Session"]):
-    """One request's place on the hosts, to be used in a `with` block, at whose end it is freed on every host.
+    """One request's session on the hosts, used in a `with` block whose end frees it on every host.
 
-    Its `journal` and `tries` decide; it tells them what comes and when, and does what they say: work goes out over the
-    links of a way through the hosts, and results come back. `pushing` and `result` are its steps, without any waiting.
+    Its `journal` and `tries` decide. It passes them events and times and acts on the decisions: work goes out over the
+    links of a path, and results come back. `pushing` and `result` are its steps, which do not wait themselves.
     """
 
     def __init__(self, view: RingView, kind: ModelKind, capacity: int, due_at: float, account: Account) -> None:
-        """:param view: the hosts and the weights that every try uses: a text comes from one set.
-        :param capacity: positions that the hosts keep room for.
+        """:param view: the hosts, and the weights that every try uses: one set generates the whole text.
+        :param capacity: positions that the hosts reserve.
         :param due_at: the deadline, by the monotonic clock."""
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
         self.model = view.model(kind) or stage_pb2.ModelInfo()
         self.vocabulary = Vocabulary(self.model.vocabulary) if self.model.vocabulary else BYTES
-        # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
+        # cut here, not by the hosts: each piece is a normal hop, checked, queued, refused and resent on its own
         rows = batch_rows(self.model.width or 1)
         self._cut = partial(step_hops, vocabulary=self.vocabulary, most=MAX_PREFILL_CHUNKS, rows=rows)
         self.due_at, self.account = due_at, account
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self.journal = Journal(self.vocabulary)
-        self._space = account.context.space  # of its text in the hosts' memory; empty: it has none
+        self._space = account.context.space  # of its text in the hosts' prefix caches; empty: none
         self.tries = Tries(
             journal=self.journal,
             kind=kind,
@@ -83,41 +83,41 @@ class Session(AbstractContextManager["Session"]):
             may_replay=self.ring.may_replay,
             problem=lambda: problem_of(self.ring.links, self.weights),
         )
-        # Called with an event that shows how far pictures are, as soon as it comes.
+        # Called with each picture preview as soon as it arrives.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
-        self.on_event: Callable[[], object] = lambda: None  # called when one came that is not read yet
+        self.on_event: Callable[[], object] = lambda: None  # called when an event is ready to read
         self._inbox = deque[tuple[Attempt, stage_pb2.Event]]()
-        # Hosts that had a part in what was delivered, on which path last.
+        # Hosts that contributed to delivered results, and the last path.
         self._helpers = set[HostLink]()
         self._path: HostPath = ()
-        # Work and results so far, for an audit.
+        # Work and results so far, kept for an audit.
         self._works, self._results = list[Work | PictureMessage](), list[stage_pb2.Event]()
         self._begun_at = self.ring.clock()
 
     def __exit__(self, *exc: object) -> None:
         self._give_up(list(self.tries.attempts))
-        if (answer := self._audited()) is not None:  # it ended early: what was handed out is checked all the same
+        if (answer := self._audited()) is not None:  # it ended early, but its text was handed out and is still audited
             self.account.audits.append(self.ring.spawn(self.ring.auditor.audit(answer)))
 
     async def finish(self) -> None:
-        """Have the answer audited, if it is one of those, before its end is handed out. Raises AuditFailed."""
+        """Audit the answer, if it is picked, before its end is handed out. Raises AuditFailed."""
         if (answer := self._audited()) is not None and not await self.ring.auditor.audit(answer):
             raise AuditFailed("an answer was wrong")
 
     async def push(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> None:
-        """Take the steps of `pushing`."""
+        """Run the steps of `pushing`."""
         await self.ring.take(self, self.pushing(work, text, drafts))
 
     async def event(self, check: Check | None = None) -> stage_pb2.Event:
-        """Take the steps of `result`."""
+        """Run the steps of `result`."""
         return await self.ring.take(self, self.result(check))
 
     def pushing(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> Steps[None]:
-        """Start a sweep, or the first of some AR steps: it gets its number, and what hosts have not read of the text.
-        Raises StatusError where there are no hosts for it.
+        """Start a sweep, or the first of some AR steps: number it, and add the text that hosts have not read.
+        Raises StatusError if no hosts are available.
 
-        :param text: all that is known of it.
-        :param drafts: tokens after it that may be wrong."""
+        :param text: all of it that is known.
+        :param drafts: draft tokens after it."""
         self.journal.begin(work, text, drafts)
         self.tries.work_begins(self.ring.clock())
         if self.ring.auditor.share:
@@ -128,7 +128,7 @@ class Session(AbstractContextManager["Session"]):
             yield from self._try()
 
     def result(self, check: Check | None = None) -> Steps[stage_pb2.Event]:
-        """The next result. Raises StatusError when no hosts get it done, or at the deadline."""
+        """The next result. Raises StatusError when no hosts can produce it, or at the deadline."""
         while True:
             if not self._inbox:
                 yield Wait(self.tries.wait_s(self.ring.clock()), hears=True)
@@ -139,7 +139,7 @@ class Session(AbstractContextManager["Session"]):
             attempt, event = self._inbox.popleft()
             attempt.unread -= 1
             if attempt not in self.tries.attempts:
-                continue  # it was given up, or another was faster
+                continue  # that try was given up, or another was faster
             if event.WhichOneof("outcome") == "fault":
                 yield from self._fail(attempt, event.fault)
                 continue
@@ -187,7 +187,7 @@ class Session(AbstractContextManager["Session"]):
             self.tries.work_begins(self.ring.clock())
 
     def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> Steps[None]:
-        """End an attempt; if it was the last one, begin another. Raises StatusError where that is no use."""
+        """End an attempt; if it was the last, begin another. Raises StatusError if that is no use."""
         self.ring.end(attempt)
         if (pause_s := self.tries.failed(attempt, fault, self.ring.clock())) is None:
             return
@@ -196,12 +196,12 @@ class Session(AbstractContextManager["Session"]):
         yield from self._try()
 
     def _try(self) -> Steps[None]:
-        """Begin an attempt, once there are hosts for it. Raises StatusError when there are none for too long."""
+        """Begin an attempt once hosts are available. Raises StatusError if that takes too long."""
         since_s, prefixes = self.ring.clock(), list[bytes]()
         work, text = self.journal.work, self.journal.text
-        # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
+        # after a failure hosts read the whole text again: the second try must not rely on a cache that may be gone too
         anew = self.tries.count or self.tries.forgotten or self.journal.start
-        # the last known token is read in any case: the hosts are asked for what follows it
+        # the last known token is always read: the hosts must predict the next one
         most = (self.vocabulary.count(text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
         if self._space and most > 0 and not anew and isinstance(work, stage_pb2.Read):
             root = prefix_root(self._space, self._digest, work.codec)
@@ -214,7 +214,7 @@ class Session(AbstractContextManager["Session"]):
         return self.ring.choose(self.weights, [*avoid, *self.ring.auditor.apart()], prefixes)
 
     def _begin(self, path: HostPath, prefixes: Sequence[bytes] = ()) -> None:
-        """:param prefixes: of the text, which the hosts may have in memory."""
+        """:param prefixes: of the text, which the hosts may have cached."""
         self.account.replays += self.tries.count > 0
         attempt = self.ring.begin(path, self._receive)
         self.tries.begun(attempt, self.ring.clock())
@@ -245,7 +245,7 @@ class Session(AbstractContextManager["Session"]):
         return self._cut(hop)
 
     def _audited(self) -> AuditedAnswer | None:
-        """The answer since the last call, if it is to be audited."""
+        """The answer since the last call, if it is picked for an audit."""
         works, results, self._works, self._results = self._works, self._results, [], []
         if not results:
             return None

@@ -1,4 +1,4 @@
-"""Settings of a router, from which the flags of `onesweep router` derive. Help imports them: no torch."""
+"""Settings of a router, which define the flags of `onesweep router`. `--help` imports them: no torch here."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ class AdmissionSettings:
     """Limits of a router."""
 
     request_limit: int = setting(64, "requests in flight", name="--max-requests", above=0)
-    # Pace at which admitted requests start.
+    # Rate at which admitted requests start.
     requests_per_s: int = setting(1000, "requests started a second", above=0, rare=True)
     queue_limit: int = setting(16, "waiting requests; 0 = refuse at once", least=0, rare=True)
     # A request that would wait longer is refused at once.
@@ -26,9 +26,9 @@ class AdmissionSettings:
 class RingSettings:
     """Settings of a ring."""
 
-    # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
+    # How long to wait for a host's receipt or description, and for lost hosts to come back.
     hop_timeout_s: float = setting(5.0, "wait for a host", above=0, rare=True)
-    # Pause between messages that keep an idle link's congestion window open.
+    # Pause between the messages that keep an idle link's congestion window open.
     keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
     audit_share: float = setting(0.0, "share of answers to audit", least=0, most=1, rare=True)
 
@@ -41,9 +41,9 @@ class RouterSettings(ServerSettings):
     checkpoint: Path | None = setting(None, "bundle with the local model, for mode `local`", metavar="DIR")
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
-    # None = anybody may ask, on a loopback address or with `anybody`.
+    # None = anyone may send requests, on a loopback address or with `anybody`.
     tokens: Path | None = setting(None, "who may ask, from `onesweep token`")
     routers: int = setting(1, "routers for these tokens: each grants its share of a quota", above=0, rare=True)
     anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
     frontier: Path | None = setting(None, "file: what mode `auto` chooses from (the bundle's frontier.json)", rare=True)
-    source: TopologySource | None = None  # of the topology, which may change there
+    source: TopologySource | None = None  # source of the topology, which may change while the router runs

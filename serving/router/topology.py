@@ -1,4 +1,4 @@
-"""The topology: which host holds which blocks, where each listens, and where the router does. One TOML file."""
+"""The topology: the blocks and the address of each host, and the router's address. One TOML file."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from stages.settings import as_written, from_toml, limits, parse_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
 
-# The weights that come with the repository: beside the packages in a checkout, within one of them in a wheel. Resolved,
-# for others compare paths with it.
+# The weights shipped with the repository: next to the packages in a checkout, inside one of them in a wheel. Resolved,
+# because callers compare paths with it.
 _HOME = Path(str(files("onesweep"))).resolve()
 SHIPPED = _HOME / "weights" if (_HOME / "weights" / "chain").is_dir() else _HOME.parent / "weights"
 FIRST_HOST_PORT = 7701
 MAX_HOSTS = 64
-ETCD = "etcd://"  # what the place of a topology begins with that is in no file
-MAX_SHOWN = 160  # characters of a place that is wrong
+ETCD = "etcd://"  # prefix of a topology's place outside a file
+MAX_SHOWN = 160  # characters of a wrong place shown in an error
 ETCD_SHAPE = f"{ETCD}HOST:PORT[,HOST:PORT]/KEY[?ca=FILE&cert=FILE&key=FILE]"
 
 
 @dataclass(frozen=True)
 class HostEntry:
-    """One host. `address` is what others dial; `listen` what it binds, if that differs."""
+    """One host. Others dial `address`; it binds `listen`, if that differs."""
 
     name: str
     address: str
     blocks: tuple[int, ...] = field(metadata=limits(least=0))
     listen: str
-    device: str | None = None  # what it computes on, unless its command says so; None = `auto`
+    device: str | None = None  # the device it computes on, unless its command names one; None = `auto`
 
     @property
     def span(self) -> str:
@@ -44,7 +44,7 @@ class HostEntry:
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts that hold all blocks between them, some of them maybe twice, and the router that uses them."""
+    """Hosts that together hold all blocks, some perhaps twice, and the router that uses them."""
 
     hosts: tuple[HostEntry, ...]
     router: str = DEFAULT_ROUTER
@@ -66,7 +66,7 @@ class Topology:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a whole model."""
+        """Number of blocks of the whole model."""
         return max(host.blocks[-1] for host in self.hosts) + 1
 
     def host(self, name: str) -> HostEntry:
@@ -78,17 +78,17 @@ class Topology:
 
     @property
     def addresses(self) -> set[str]:
-        """The addresses of its router and its hosts."""
+        """The addresses of the router and the hosts."""
         return {self.router, *(host.address for host in self.hosts)}
 
     @property
     def replicated(self) -> set[str]:
-        """Names of hosts whose blocks another one holds, too."""
+        """Names of hosts whose blocks another host also holds."""
         spans = [host.blocks for host in self.hosts]
         return {host.name for host in self.hosts if spans.count(host.blocks) > 1}
 
     def successors(self, host: HostEntry) -> list[str]:
-        """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks."""
+        """Addresses of the hosts that may follow `host` in a sweep; none for a host with all blocks."""
         if len(host.blocks) == self.blocks:
             return []
         due = (host.blocks[-1] + 1) % self.blocks
@@ -103,7 +103,7 @@ class Topology:
 
     @property
     def client_tls(self) -> Tls | None:
-        """The authority that a client needs to verify the router."""
+        """The certificate authority that a client needs to verify the router."""
         return Tls(self.certificates / "ca.pem") if self.certificates else None
 
     def _check_blocks(self) -> None:
@@ -141,7 +141,7 @@ class Topology:
 def local_topology(
     hosts: int, blocks: int, checkpoint: Path, first_port: int = FIRST_HOST_PORT, replicas: int = 1
 ) -> Topology:
-    """`hosts` hosts on loopback that share out `blocks` blocks as evenly as they go, each of them `replicas` times."""
+    """`hosts` hosts on loopback that share `blocks` blocks as evenly as possible, each span held `replicas` times."""
     if not 1 <= hosts <= blocks:
         raise InputError(f"{hosts} hosts cannot share {blocks} blocks: choose 1 to {blocks} hosts")
     count = hosts * replicas
@@ -167,11 +167,11 @@ def read_topology(path: Path) -> Topology:
         return parse_topology(path.read_bytes(), str(path), path.parent.absolute())
 
 
-@lru_cache(maxsize=1)  # hosts that follow one read the same text every second, and 64 hosts take milliseconds
+@lru_cache(maxsize=1)  # followers read the same text every second, and parsing 64 hosts takes milliseconds
 def parse_topology(data: bytes, where: str, folder: Path | None = None) -> Topology:
-    """The topology of a TOML text. Raises ConfigError that names `where` it is from, and what to change.
+    """Parse a topology from TOML. Raises ConfigError that names its origin `where` and says what to change.
 
-    :param folder: relative paths begin there; None: there are none.
+    :param folder: base of relative paths; None: there are none.
     """
     table = parse_toml(data, where)
     try:
@@ -223,7 +223,7 @@ def _path(table: dict[str, Any], key: str, default: str, where: str, folder: Pat
 
 
 def _quoted(text: str) -> str:
-    """A TOML string. JSON's escapes are TOML's, but for DEL; what is no UTF-8 has none."""
+    """A TOML string. JSON's escapes are TOML's except for DEL; text that is not UTF-8 has no escape."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A place where a topology is kept, a file or a key in etcd, and how a running host or router follows it there."""
+"""Sources of a topology, a file or a key in etcd, and how a running host or router follows one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stages.threads import in_thread
 
 log = logging.getLogger(__name__)
 
-# Between two readings: one key, or one file, of a few kilobytes. A follower of single changes would have to find out
+# Pause between two reads of one key or file of a few kilobytes. A follower of single changes would have to notice
 # that it missed one.
 FOLLOW_S = 1.0
 
 
 class TopologySource(Protocol):
-    """A place where a topology is kept; as text, its name in messages."""
+    """A source of a topology; `str` of it is its name in messages."""
 
     def read(self) -> Topology:
-        """The topology that is there now. Raises ConfigError for a wrong one, ServiceError where there is none."""
+        """The current topology. Raises ConfigError for a wrong one, ServiceError if there is none."""
         ...
 
 
@@ -43,13 +43,13 @@ class TopologyFile:
 
 
 def add_topology_option(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """`--topology` of a command that reads a live ring's."""
+    """Add `--topology` to a command that reads a live ring's topology."""
     what = f"where the hosts are named: a file, or {ETCD_SHAPE}, with files: TLS"
     parser.add_argument("--topology", required=required, metavar="WHERE", help=what)
 
 
 def topology_at(where: str, insecure: bool = False) -> TopologySource:
-    """The source that `--topology` names; nothing is read yet. Raises InputError.
+    """The source that `--topology` names, not read yet. Raises InputError.
 
     :param insecure: etcd on another machine may be asked in plain text.
     """
@@ -67,16 +67,16 @@ def topology_at(where: str, insecure: bool = False) -> TopologySource:
 
 
 def topology_in_file(where: str) -> Topology:
-    """The topology that `--topology` of a command names which asks no etcd. Raises InputError."""
+    """The topology that `--topology` names, for a command that does not read etcd. Raises InputError."""
     if where.startswith(ETCD):
         raise InputError("this command takes a topology from a file only; `router`, `host` and `doctor` ask etcd")
     return topology_at(where).read()
 
 
 async def follow_topology(source: TopologySource, known: Topology, use: Callable[[Topology], None]) -> None:
-    """Call `use` with the topology of `source` whenever it differs from `known`, the last one; for ever.
+    """Call `use` whenever the topology of `source` differs from the last one, at first `known`; for ever.
 
-    One that cannot be read, or that `use` refuses (InputError), changes nothing, and the log says why, once.
+    A topology that cannot be read, or that `use` refuses (InputError), changes nothing; the log says why, once.
     """
     trouble = ""
     while True:
@@ -84,7 +84,7 @@ async def follow_topology(source: TopologySource, known: Topology, use: Callable
         try:
             topology = await in_thread(source.read)
         except OnesweepError as error:
-            # of a wrong text, each is another trouble; of an outage, the words differ from second to second
+            # each error about a wrong text is a new problem; an outage's wording differs from second to second
             before, trouble = trouble, str(error) if isinstance(error, InputError) else "outage"
             if trouble != before:
                 log.warning("the hosts stay as they were: %s", error)

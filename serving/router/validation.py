@@ -1,4 +1,4 @@
-"""Checks a client's request field by field, before any host works for it."""
+"""Checks of a client's request, field by field, before any host works for it."""
 
 import json
 import re
@@ -33,7 +33,7 @@ from stages.wire.status import deadline_exceeded, exhausted, failed_precondition
 P = ParamSpec("P")
 T = TypeVar("T")
 TOKENIZING_AT_ONCE = 3  # prompts
-TOKEN_BYTES = 4  # for which a token of a prompt counts
+TOKEN_BYTES = 4  # bytes that a prompt token counts for
 
 
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
@@ -44,19 +44,19 @@ def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
 
 
 def check_served(mode: Mode, modes: Mapping[str, Mode]) -> None:
-    """Raise StatusError unless `mode` has its weights. Meaningful once the hosts are ready."""
+    """Raise StatusError unless the weights of `mode` are served. Meaningful once the hosts are ready."""
     if mode.problem:
         raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}; {_served(modes)}")
 
 
 def _served(modes: Mapping[str, Mode]) -> str:
-    """The end of an error about a mode."""
+    """The end of an error message about a mode."""
     served = [name for name, mode in modes.items() if not mode.problem]
     return f"served here: {', '.join(served)}" if served else "no mode is served yet: see `onesweep status`"
 
 
 def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float) -> Generation:
-    """A Generation for `mode` from a message, checked as far as it can be without knowing the hosts.
+    """Make a Generation for `mode` from a message, checked as far as possible without the hosts.
 
     Raises StatusError with a sentence that says what to change.
     """
@@ -100,7 +100,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
 
 
 def check_fit(generation: Generation, mode: Mode) -> None:
-    """Raise StatusError unless `mode` can do `generation`, which was `tokenized` for it: no host is asked before."""
+    """Raise StatusError unless `mode` can do `generation`, already `tokenized` for it, before any host works."""
     generation.check_fit(mode.tokenizer, mode.positions)
     if (generation.top_k or 0) > (size := mode.tokenizer.vocabulary.size):
         raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {mode.tokenizer.noun}")
@@ -112,7 +112,7 @@ def check_fit(generation: Generation, mode: Mode) -> None:
 
 
 def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
-    """Its messages, where it has any, and the tools that the model may call. Raises StatusError."""
+    """The request's messages, if any, and the tools that the model may call. Raises StatusError."""
     if (size := len(request.tools.encode())) > MAX_TOOLS_BYTES:
         raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: describe them more shortly")
     if request.tools and not request.messages:
@@ -130,14 +130,14 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
 
 
 def prompt_bytes(request: router_pb2.GenerateRequest) -> int:
-    """Size of the text that a request brings."""
+    """Size of a request's text in bytes."""
     told = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
     told += len(request.prompt) + TOKEN_BYTES * len(request.prompt_tokens)
     return told + len(request.tools.encode()) + len(request.json_schema.encode())
 
 
 class PromptPools:
-    """Threads for what prompts take beside the hosts' work, by turns of the keys."""
+    """Threads that tokenize prompts and check schemas while hosts work; the keys take turns."""
 
     def __init__(self) -> None:
         self.tokenizing = FairPool(TOKENIZING_AT_ONCE, "tokenizing")
@@ -146,7 +146,7 @@ class PromptPools:
     async def tokenized(
         self, caller: str, tokenizer: Tokenizer, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        if tokenizer is BYTE_TOKENIZER:  # it has nothing to do
+        if tokenizer is BYTE_TOKENIZER:  # nothing to compute
             return job(*args, **kwargs)
         return await self.tokenizing.run(caller, job, *args, **kwargs)
 
@@ -160,9 +160,9 @@ class PromptPools:
 async def tokenized(
     generation: Generation, chat: ChatPrompt, mode: Mode, account: Account, pools: PromptPools
 ) -> Generation:
-    """`generation` in the tokens of `mode`, which has no `problem`; its prompt goes into the account.
+    """`generation` in the tokens of `mode`, which has no `problem`; counts its prompt in the account.
 
-    :param chat: in place of its prompt, where it has messages. Raises StatusError.
+    :param chat: replaces the prompt if it has messages. Raises StatusError.
     """
     tokenizer, caller = mode.tokenizer, account.context.caller
     check_size(sum(len(each.content.encode()) for each in chat.messages) + len(generation.prompt), mode)
@@ -189,7 +189,7 @@ async def tokenized(
 
 
 def check_size(size: int, mode: Mode) -> None:
-    """Raise StatusError for a text of more bytes than the context of `mode` ever holds: it is not even tokenized."""
+    """Raise StatusError for more bytes than the context of `mode` can ever hold, without tokenizing them."""
     if size > (most := mode.positions * mode.tokenizer.most_bytes):
         raise invalid(
             f"the prompt has {size} bytes; the model's context of {mode.positions} {mode.tokenizer.noun} never holds "
@@ -198,7 +198,7 @@ def check_size(size: int, mode: Mode) -> None:
 
 
 def encoded(tokenizer: Tokenizer, tokens: Sequence[int], field: str = "prompt") -> bytes:
-    """Tokens of a client as they travel. Raises StatusError for one that the model does not have."""
+    """A client's tokens in wire format. Raises StatusError for a token outside the vocabulary."""
     size = tokenizer.vocabulary.size
     if (largest := max(tokens)) >= size:
         raise invalid(f"{field}: no token {largest}, the model has 0 to {size - 1}")
@@ -206,13 +206,13 @@ def encoded(tokenizer: Tokenizer, tokens: Sequence[int], field: str = "prompt") 
 
 
 def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
-    """Raise StatusError for a setting that means nothing to `mode`. takers: the modes that take it."""
+    """Raise StatusError for a setting that means nothing to `mode`. takers: the modes that accept it."""
     if mode.name not in takers:
         raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(takers)}")
 
 
 def _check_texts(request: router_pb2.GenerateRequest) -> None:
-    """Raise StatusError unless prompt or messages, and stop strings, are text of a size that is allowed."""
+    """Raise StatusError unless prompt or messages, and stop strings, are text of an allowed size."""
     check_text("prompt", request.prompt)
     if bool(request.messages) + bool(request.prompt) + bool(request.prompt_tokens) > 1:
         raise invalid("give a prompt or messages, not both")
@@ -234,7 +234,7 @@ def _check_texts(request: router_pb2.GenerateRequest) -> None:
 
 
 def check_text(what: str, text: bytes) -> None:
-    """Raise StatusError for what is no UTF-8."""
+    """Raise StatusError unless `text` is UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

@@ -23,27 +23,27 @@ from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.state import json_digest
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
-LOGITS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
+LOGITS_AT_ONCE = 1 << 20  # most logits in memory: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
 LEVELS = 48
 
 
 def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) -> NoisePartition:
-    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (tokens,)."""
-    # It is measured with the optimal context-free denoiser, so it needs no trained model, and workers that measure the
-    # same text agree.
+    """The noise ranges that a config specifies; measures `equal_entropy` on `text` (tokens,)."""
+    # The measurement uses the optimal context-free denoiser, so it needs no trained model, and workers that measure
+    # the same text agree.
     if noise.partition == "equal_probability":
         return equal_probability(blocks, noise.sigma_min, noise.sigma_max, overlap=noise.overlap)
     sigmas, nats = entropy_curve(codes, text, noise.sigma_min, noise.sigma_max)
     measured = equal_entropy(blocks, sigmas, nats, noise.overlap)
-    # Digits that depend on the machine or its threads are cut off, for two workers must get the same boundaries.
+    # Round off digits that depend on the machine or its threads, since two workers must get the same boundaries.
     inner = [float(f"{boundary:.6g}") for boundary in measured.boundaries[1:-1]]
     return replace(measured, boundaries=(noise.sigma_max, *inner, noise.sigma_min))
 
 
 def entropy_curve(codes: Codes, text: Tensor, sigma_min: float, sigma_max: float) -> tuple[list[float], list[float]]:
-    """(sigmas, nats): the CE of the Bayes-optimal denoiser that knows how frequent tokens are and no context.
+    """(sigmas, nats): CE of the Bayes-optimal denoiser that knows the tokens' frequencies but no context.
 
-    text: (tokens,), whole numbers. Measured on a sample of it, at noise levels equally spaced in log sigma.
+    text: (tokens,), integers. Measured on a sample of it, at noise levels equally spaced in log sigma.
     """
     table = codes.table().double()
     prior = torch.bincount(text.long(), minlength=len(table)).double() + 1e-9
@@ -68,7 +68,7 @@ RUN_FOLDER = "training"
 def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own losses") -> Manifest:
     """The manifest of a chain with no block trained yet.
 
-    objective: what the blocks' clean streams learn from, "own losses" or "rounds".
+    objective: source of the clean streams' training signal, "own losses" or "rounds".
     """
     codes = Codes(config.noise.code_seed, config.architecture.code_dim, config.architecture.vocabulary)
     partition = make_partition(config.noise, config.architecture.parts, codes, corpus.train)
@@ -82,7 +82,7 @@ def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, o
     objective: how its stages are trained, "end to end" or "block by block".
     """
     record = asdict(config)
-    # Not how often a run logs or saves, nor its rounds; the architecture has a place of its own.
+    # Leave out how often a run logs or saves, and its rounds; the architecture has its own field.
     for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
         record.pop(name)
     return Manifest(
@@ -97,13 +97,13 @@ def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, o
 
 
 def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | None = None) -> Manifest:
-    """The manifest in `out` if it is of the same run, else `new`, written there, with the tokenizer.
+    """The manifest in `out` if it belongs to the same run, else `new`, which is written there with the tokenizer.
 
-    Raises CheckpointError for another run's, ConfigError for a directory that cannot be made.
+    Raises CheckpointError for another run's manifest, ConfigError for a directory that cannot be created.
     """
     with file_errors(ConfigError, f"cannot train into {out}", "give another --out"):
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
-    with lock_beside(out / MANIFEST_NAME):  # two blocks' trainings may be the first at once
+    with lock_beside(out / MANIFEST_NAME):  # the trainings of two blocks may start at once
         if not (out / MANIFEST_NAME).exists():
             if tokenizer is not None:
                 text = tokenizer.json
@@ -111,7 +111,7 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
             write_manifest(out, new)
             return new
         old = read_manifest(out)
-    # measured boundaries differ in their last digits between machines; what they were measured from is compared
+    # measured boundaries differ in the last digits between machines, so compare their inputs instead
     if identity(old) != identity(replace(new, partition=old.partition)):
         raise CheckpointError(
             f"{out} holds a checkpoint of other settings or data; give another --out, or the same settings to go on"
@@ -120,7 +120,7 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
 
 
 def identity(manifest: Manifest) -> str:
-    """Digest of everything that decides a run's weights."""
+    """Digest of everything that determines a run's weights."""
     return json_digest(asdict(replace(manifest, parts=(), metrics={})))
 
 
@@ -130,7 +130,7 @@ def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
 
 
 def _tokens(corpus: Corpus, positions: int) -> dict[str, Any]:
-    """A manifest's fields for the tokens of a corpus."""
+    """A manifest's fields about a corpus's tokens."""
     if corpus.tokenizer is None:
         return {}
     probe = tuple(corpus.tokenizer.encoding.encode(PROBE_TEXT).ids[: min(positions, MAX_PROBE_TOKENS)])

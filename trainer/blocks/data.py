@@ -1,4 +1,4 @@
-"""Training text: any file or folder of UTF-8 text, read as bytes or tokens; and the device that its batches lie on."""
+"""Training text: any file or folder of UTF-8 text, read as bytes or tokens; and the device of its batches."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ MIN_BYTES = 4096
 
 @dataclass(frozen=True)
 class Corpus:
-    """Train and validation text, each (tokens,): bytes in uint8, or the numbers of a tokenizer's tokens."""
+    """Training and validation text, each (tokens,): bytes in uint8, or a tokenizer's token numbers."""
 
     name: str
     train: Tensor
     valid: Tensor
-    tokenizer: TextTokenizer | None = None  # none where tokens are bytes
+    tokenizer: TextTokenizer | None = None  # None if tokens are bytes
     device: str = "cpu"  # of the batches
 
     def in_tokens(self, tokenizer: TextTokenizer, cut: bool = False) -> Corpus:
-        """This text, of bytes, in a tokenizer's tokens.
+        """This text of bytes, converted to a tokenizer's tokens.
 
-        :param cut: of the training text, as in `TextTokenizer.encode`.
+        :param cut: for the training text, as in `TextTokenizer.encode`.
         """
         return Corpus(self.name, tokenizer.encode(self.train, cut), tokenizer.encode(self.valid), tokenizer)
 
@@ -56,15 +56,15 @@ class Corpus:
         return token_bytes(self.tokenizer) if self.tokenizer else torch.ones(VOCABULARY, dtype=torch.int64)
 
     def bytes_in(self, tokens: Tensor) -> int:
-        """Bytes of text that tokens stand for. Raises DataError where that cannot be told."""
+        """Bytes of text that tokens stand for. Raises DataError if that is unknown."""
         return int(self._lengths[tokens.long().cpu()].sum())
 
     def bits(self, nats: float, tokens: Tensor) -> float:
-        """Bits a *byte*, from the mean nats a token of these tokens: so bytes and tokens compare."""
+        """Bits per *byte*, from the mean nats per token, so that byte and token models compare."""
         return nats * tokens.numel() / self.bytes_in(tokens) / math.log(2)
 
     def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
-        """Training windows (sequences, length) int64: a pure function of (seed, step), so a run can resume."""
+        """Training windows (sequences, length) int64, a pure function of (seed, step), so that a run can resume."""
         draws = uniforms(seed, Purpose.WINDOWS, 0, 1, sequences, step)[0]
         return windows(self.train, (draws * (len(self.train) - length)).astype(np.int64), length).to(self.device)
 
@@ -93,11 +93,11 @@ def windows(text: Tensor, starts: np.ndarray, length: int) -> Tensor:
 
 
 def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
-    """Read a file or a folder of text; with no path, the text that ships with Python.
+    """Read a file or folder of text; without a path, the text that ships with Python.
 
-    :param tokenizer: a tokenizer.json, for text in its tokens; bytes without it.
+    :param tokenizer: a tokenizer.json for text in its tokens; without it, bytes.
 
-    A folder's `train.txt` and `valid.txt` files are kept apart; otherwise the last 5 % is held out.
+    A folder's `train.txt` and `valid.txt` files are the two parts; otherwise the last 5 % is held out.
     Raises DataError for a missing path, text that is not UTF-8, or too little text.
     """
     if tokenizer is not None:
@@ -122,7 +122,7 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
 
 
 def read_utf8(path: Path) -> bytes:
-    """A file's text. Raises DataError for what cannot be read, or is not UTF-8."""
+    """A file's text. Raises DataError if it cannot be read or is not UTF-8."""
     with file_errors(DataError, f"cannot read {path}"):
         raw = path.read_bytes()
     try:
@@ -133,7 +133,7 @@ def read_utf8(path: Path) -> bytes:
 
 
 def _split(name: str, raw: bytes) -> Corpus:
-    # The end rather than a sample: windows of validation text must not overlap training text.
+    # Hold out the end, not a sample: windows of validation text must not overlap training text.
     held_out = max(int(len(raw) * VALID_SHARE), MIN_BYTES // 2)
     if len(raw) < MIN_BYTES + held_out:
         raise DataError(f"{name}: {len(raw)} bytes of text are too few; give at least {MIN_BYTES + held_out}")
@@ -149,13 +149,13 @@ def _checked(name: str, train: bytes, valid: bytes) -> Corpus:
     return Corpus(name, next(halves), next(halves))
 
 
-# Updates and checkpoints are float32 on the CPU. Text and noise are drawn on the CPU too, so that a step's batch is the
-# same on every device.
+# Updates and checkpoints are float32 on the CPU. Text and noise are also drawn on the CPU, so that a step's batch is
+# the same on every device.
 
 
 def precision(bfloat16: bool, device: str) -> torch.autocast:
-    """Products in bfloat16 within it, if that is asked for and `device` is quick at it; else in float32."""
-    # with AVX2 alone, a processor computes bfloat16 in software, and a product takes 65 times as long
+    """A context for products in bfloat16, if requested and fast on `device`; else in float32."""
+    # with only AVX2, a processor computes bfloat16 in software, and a product takes 65 times as long
     quick = device != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "AVX10", "AMX"))
     return torch.autocast(device, dtype=torch.bfloat16, enabled=bfloat16 and quick)
 
@@ -163,19 +163,19 @@ def precision(bfloat16: bool, device: str) -> torch.autocast:
 PIECE_BYTES = 1 << 20
 MOST_CUT = 512
 MAX_TOKENIZER_BYTES = 64 << 20
-# A byte-level vocabulary has every byte; with more tokens than this the head would outweigh what is trained here.
+# A byte-level vocabulary includes every byte; with more tokens than this, the head would dwarf the models trained here.
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 16
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer.json: text in tokens, and how many bytes each token stands for."""
+    """A tokenizer.json: converts text to tokens, and knows the bytes of each token."""
 
     json: str
 
     @classmethod
     def read(cls, path: Path) -> TextTokenizer:
-        """Raises DataError for a file that is none, InputError without the package."""
+        """Raises DataError for a file that is not a tokenizer, InputError without the package."""
         try:
             if path.stat().st_size > MAX_TOKENIZER_BYTES:
                 raise DataError(f"{path} has more than {MAX_TOKENIZER_BYTES >> 20} MB: that is no tokenizer.json")
@@ -202,12 +202,12 @@ class TextTokenizer:
         return max(self.encoding.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: Tensor, cut: bool = False) -> Tensor:
-        """Bytes (bytes,) uint8 in tokens: (tokens,) int32.
+        """Convert bytes (bytes,) uint8 to tokens (tokens,) int32.
 
-        :param cut: where prompts may end, too: in pieces of 1 to MOST_CUT characters, each in tokens of its own.
+        :param cut: also as prompts may end: in pieces of 1 to MOST_CUT characters, each tokenized by itself.
         """
-        # A prompt may end within a word, where its tokens differ from those of the whole text. A model that was not
-        # trained on such ends continues them badly.
+        # A prompt may end within a word, and its tokens then differ from those of the whole text. A model not trained
+        # on such ends continues them badly.
         found = list[Tensor]()
         for number, piece in enumerate(_pieces(text)):
             encoded = self.encoding.encode_batch(_cut(piece, number) if cut else [piece], add_special_tokens=False)
@@ -216,7 +216,7 @@ class TextTokenizer:
 
 
 def _pieces(text: Tensor) -> Iterator[str]:
-    """Text in pieces that end with a line where there are lines: a tokenizer holds many times what it reads."""
+    """Yield text in pieces that end at a line if possible: a tokenizer needs many times the memory of its input."""
     raw = text.numpy().tobytes()
     begin = 0
     while begin < len(raw):
@@ -228,7 +228,7 @@ def _pieces(text: Tensor) -> Iterator[str]:
 
 
 def _cut(text: str, number: int) -> list[str]:
-    """`text` in pieces of random lengths, the same ones every time."""
+    """Cut `text` into pieces of random lengths, the same every time."""
     lengths = 1 + (uniforms(number, Purpose.WINDOWS, 0, 1, 2 * len(text) // MOST_CUT + 64)[0] * MOST_CUT).astype(int)
     ends = lengths.cumsum()
     cuts = [0, *(end for end in ends.tolist() if end < len(text)), len(text)]
@@ -236,9 +236,9 @@ def _cut(text: str, number: int) -> list[str]:
 
 
 def token_bytes(tokenizer: TextTokenizer) -> Tensor:
-    """Bytes that each token of a byte-level vocabulary stands for: (vocabulary,) int64.
+    """Number of bytes of each token of a byte-level vocabulary: (vocabulary,) int64.
 
-    Raises DataError for another kind of tokenizer, whose tokens do not stand for so many bytes each.
+    Raises DataError for another kind of tokenizer, whose tokens have no fixed number of bytes.
     """
     known = set(pre_tokenizers.ByteLevel.alphabet())  # one for each byte
     lengths = torch.zeros(tokenizer.vocabulary, dtype=torch.int64)
@@ -250,7 +250,7 @@ def token_bytes(tokenizer: TextTokenizer) -> Tensor:
 
 
 def train_tokenizer(text: Tensor, vocabulary: int) -> TextTokenizer:
-    """Byte-level BPE of so many tokens, without special ones. text: (bytes,) uint8. Raises InputError."""
+    """Train a byte-level BPE of `vocabulary` tokens, none special. text: (bytes,) uint8. Raises InputError."""
     if not LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
         raise InputError(f"--vocabulary must be from {LEAST_VOCABULARY} to {MOST_VOCABULARY}, not {vocabulary}")
     made = Tokenizer(models.BPE())

@@ -20,7 +20,7 @@ from trainer.blocks.losses import ROWS, chain_diagnostics, next_byte_nats
 
 @dataclass(frozen=True)
 class TextScore:
-    """One score and the number of bytes that it is the mean of."""
+    """One score and the number of bytes that it averages over."""
 
     name: str
     bits_per_byte: float
@@ -28,7 +28,7 @@ class TextScore:
 
     @classmethod
     def of(cls, name: str, nats: float, tokens: Tensor, corpus: Corpus) -> Self:
-        """:param nats: the mean of these tokens."""
+        """:param nats: the mean over these tokens."""
         return cls(name, corpus.bits(nats, tokens), corpus.bytes_in(tokens))
 
 
@@ -38,13 +38,13 @@ class CheckpointScores:
     kind: str
     digest: str
     description: str
-    trained_on_this_text: bool  # true if the training text beside this validation text is the one in the manifest
+    trained_on_this_text: bool  # true if the training text next to this validation text is the one in the manifest
     scores: list[TextScore]
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores `windows` evenly spaced windows of a model's context; the first `min_context` bytes of each are only read.
+    """Scores `windows` evenly spaced windows of a model's context, without the first `min_context` bytes of each.
 
     The same text and settings always give the same figures.
     """
@@ -66,7 +66,7 @@ class Scorer:
             )
         corpus = spelled(self.corpus, directory, manifest)
         corpus.require(context + 1)
-        # No more windows than fit side by side, so that no token is scored twice.
+        # At most as many windows as fit without overlap, so that no token is scored twice.
         text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
         if manifest.kind == "chain":
             scores = self._chain(directory, manifest, text, corpus)
@@ -83,7 +83,7 @@ class Scorer:
         )
 
     def _nats(self, predict: Callable[[Tensor], Tensor], text: Tensor) -> float:
-        """Mean nats a token, a few windows at a time; :param predict: the logits after known text."""
+        """Mean nats per token, a few windows at a time; :param predict: gives the logits after known text."""
         rows = text.split(ROWS)
         return sum(next_byte_nats(predict(row[:, :-1]), row, self.min_context) * len(row) for row in rows) / len(text)
 
@@ -102,7 +102,7 @@ class Scorer:
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
-            slots = scored[:, :-1]  # a window's last token is a target of the heads, but fills no slot
+            slots = scored[:, :-1]  # a window's last token is a target of the heads but fills no slot
             scores += [TextScore.of(_DIAGNOSTICS[name], value, slots, corpus) for name, value in losses.items()]
         return scores
 
@@ -111,7 +111,7 @@ _DIAGNOSTICS = {"from_noise_nats": "from noise", "from_noise_sigma1_nats": "from
 
 
 def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
-    """A text of bytes in the tokens of the checkpoint in `directory`, as `train text --tokenizer` reads it."""
+    """Convert a text of bytes to the tokens of the checkpoint in `directory`, as `train text --tokenizer` does."""
     if manifest.tokenizer == "bytes":
         return corpus
     return corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()), cut=True)

@@ -13,22 +13,22 @@ from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.samplers import Ode, step_sigmas
 
-MASKED = -1e9  # finite: -inf in masks breaks some backends
+MASKED = -1e9  # finite, because -inf in masks breaks some backends
 
 
 @dataclass(frozen=True)
 class ChunkLayout:
     """A window of `length` positions cut into chunks of `chunk`, the first one shortened by `offset`."""
 
-    # Training draws the offset at random: without it a chunk of the whole window never has a prefix, and `sweep` writes
-    # exactly that, one chunk after a prefix.
+    # Training draws the offset at random: otherwise a chunk of the whole window never has a prefix, and `sweep`
+    # generates exactly that, one chunk after a prefix.
 
     length: int
     chunk: int
     offset: int = 0
 
     def indices(self) -> Tensor:
-        """The chunk that each position belongs to: (length,) int64."""
+        """The chunk of each position: (length,) int64."""
         return (torch.arange(self.length) + self.offset) // self.chunk
 
     def mask(self) -> Tensor:
@@ -51,7 +51,7 @@ class Corruption:
     def draw(
         cls, block: Block, partition: NoisePartition, layout: ChunkLayout, batch: int, generator: torch.Generator
     ) -> Self:
-        """One noise level for each chunk of each sequence, from the block's widened range."""
+        """Draw one noise level for each chunk of each sequence, from the block's widened range."""
         index = layout.indices()
         uniform = torch.rand(batch, int(index[-1]) + 1, generator=generator)
         sigma = partition.sample(block.index, uniform)[:, index]
@@ -62,9 +62,9 @@ class Corruption:
 def block_loss(
     block: Block, text: Tensor, layout: ChunkLayout, corruption: Corruption, *, self_condition: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropies in nats a byte: of the noisy slots, and of the clean next byte.
+    """Mean cross-entropies in nats per byte: of the noisy slots, and of the clean next byte.
 
-    text: (batch, length + 1) int64. The estimate input is the block's own first guess with `self_condition`, else zero.
+    text: (batch, length + 1) int64. The estimate is the block's own first guess with `self_condition`, else zero.
     """
     known, following = text[:, :-1], text[:, 1:]
     clean, memory = block.read(known)
@@ -72,7 +72,7 @@ def block_loss(
     mask = layout.mask().to(z.device)
     estimate = torch.zeros_like(z)
     if self_condition:
-        # No gradient: when served, the estimate is an input from an earlier evaluation.
+        # No gradient: in serving, the estimate is an input from an earlier evaluation.
         with torch.no_grad():
             estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
@@ -98,14 +98,14 @@ def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
 def from_noise_path(
     blocks: Sequence[Block], partition: NoisePartition, known: Tensor, steps: int, *, skip: int = 1, row: int = 0
 ) -> list[tuple[float, float]]:
-    """(sigma, nats) of each evaluation while every byte's slot is denoised from pure noise, given its true prefix.
+    """(sigma, nats) of each evaluation, as every byte's slot is denoised from pure noise given its true prefix.
 
-    blocks: neighbours, in order; known: (batch, positions) int64; `steps` Euler steps a block, starting at the first
-    block's own sigma_max, and one more evaluation at the last block's sigma_min; bytes before `skip` are not counted;
-    `row` is the number of known[0] in a larger set, whose noise it takes.
+    blocks: neighbours, in order; known: (batch, positions) int64; `steps` Euler steps per block, from the first block's
+    own sigma_max, and one more evaluation at the last block's sigma_min; bytes before `skip` do not count; `row` is the
+    number of known[0] in a larger set, whose noise it gets.
     """
-    # Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not describe
-    # a one-sweep text, whose positions after the first have no true prefix.
+    # Every position is its own chunk, so no slot sees another (BlockTrain, arXiv 2606.24722). This does not describe a
+    # one-sweep text, whose positions after the first have no true prefix.
     (batch, length), dim = known.shape, blocks[0].architecture.code_dim
     ranges = [partition.range(block.index) for block in blocks]
     memories = [block.read(known)[1] for block in blocks]
@@ -131,9 +131,9 @@ def chain_diagnostics(
 ) -> dict[str, float]:
     """Losses of neighbouring blocks. text: (windows, length + 1) int64; `steps` Euler steps in each block.
 
-    from_noise_nats: the papers' metric, read out at the last block's sigma_min, with the true prefix.
-    from_noise_sigma1_nats: the same, at the last evaluation at or above sigma 1, where the papers' range ends; below
-    it a slot settles on one sampled byte, so that the CE becomes that of a commitment. Missing where there is none.
+    from_noise_nats: the papers' metric, measured at the last block's sigma_min, with the true prefix.
+    from_noise_sigma1_nats: the same at the last evaluation at or above sigma 1, where the papers' range ends; below it
+    a slot settles on one sampled byte, and the CE becomes that of a commitment. Missing without such an evaluation.
     """
     known = text[:, :-1]
     rows = range(0, len(known), ROWS)

@@ -1,4 +1,4 @@
-"""One training run: a task, its optimizer, its log; resumable after a kill without loss or repetition."""
+"""One training run: a task, its optimizer and its log; resumes after a kill without loss or repetition."""
 
 import math
 import sys
@@ -23,12 +23,12 @@ from trainer.blocks.data import precision
 from trainer.blocks.state import StepLog, load_state, save_state
 
 BETAS = (0.9, 0.95)
-FINAL_LEARNING_RATE = 0.05  # share of the peak rates that is left at the last step
+FINAL_LEARNING_RATE = 0.05  # share of the peak rates at the last step
 
 
 class OptimizerSet:
-    """Muon for the layers' matrices, AdamW for embeddings, heads, norms and AdaLN (as Muon's author advises); or AdamW
-    for all."""
+    """Muon for the layers' matrices and AdamW for embeddings, heads, norms and AdaLN, as Muon's author advises; or
+    AdamW for everything."""
 
     def __init__(self, module: nn.Module, config: RunConfig) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -47,7 +47,7 @@ class OptimizerSet:
         self.optimizers = [first, torch.optim.AdamW(rest, lr=self.peaks[1], betas=BETAS, weight_decay=0.0)]
 
     def step(self, step: int) -> float:
-        """One update at the rates of `step`; returns the share of the peak rates."""
+        """Do one update at the rates of `step`; returns their share of the peak rates."""
         share = schedule(step, self.config)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             for group in optimizer.param_groups:
@@ -66,7 +66,7 @@ class OptimizerSet:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take state that `tensors` returned; the parameters must be the same."""
+        """Restore state that `tensors` returned; the parameters must be the same."""
         for i, optimizer in enumerate(self.optimizers):
             state: dict[int, dict[str, Tensor]] = {}
             for name, tensor in tensors.items():
@@ -77,28 +77,28 @@ class OptimizerSet:
 
 
 def schedule(step: int, config: RunConfig) -> float:
-    """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step."""
+    """Share of the peak learning rates: a linear warm-up, then a cosine down to 5 % at the last step."""
     warmup = min(1.0, (step + 1) / max(config.warmup_steps, 1))
     decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * step / config.steps))
     return warmup * decay
 
 
 MAX_GRADIENT_NORM = 1.0
-MODULE = "module."  # before the names of weights in a state
+MODULE = "module."  # prefix of the weights' names in a state
 
 
 @dataclass(frozen=True)
 class StepLoss:
     """`total` carries the gradient; `parts` (nats) go to the log."""
 
-    # A part that is a tensor is read after the gradient: to read a number from a GPU is to wait for it.
+    # A part that is a tensor is read after the gradient, because reading a number from a GPU waits for it.
 
     total: Tensor
     parts: Mapping[str, float | Tensor]
 
 
 class Task(Protocol):
-    """A thing to train. Batches and noise are a pure function of the step, so a run can resume anywhere."""
+    """A training task. Batches and noise are pure functions of the step, so a run can resume anywhere."""
 
     @property
     def name(self) -> str: ...
@@ -108,7 +108,7 @@ class Task(Protocol):
 
     @property
     def trained(self) -> Sequence[nn.Module]:
-        """Parts of the module that are trained apart: each has its own gradient norm."""
+        """Separately trained parts of the module, each with its own gradient norm."""
         ...
 
     def loss(self, step: int) -> StepLoss: ...
@@ -122,10 +122,10 @@ def state_path(directory: Path, name: str) -> Path:
 
 
 class Run:
-    """Trains one task in `directory`: NAME.jsonl, one line a log step; NAME.state.safetensors, to resume."""
+    """Trains one task in `directory`: NAME.jsonl has a line per log step, NAME.state.safetensors serves to resume."""
 
     def __init__(self, task: Task, config: RunConfig, directory: Path, identity: str) -> None:
-        """:param identity: digest of config and data; a state of another identity is not resumed."""
+        """:param identity: digest of config and data; a state with another identity is not resumed."""
         self.task, self.config, self.identity = task, config, identity
         directory.mkdir(parents=True, exist_ok=True)
         self.state_path = state_path(directory, task.name)
@@ -138,8 +138,8 @@ class Run:
     def train(self) -> dict[str, float]:
         """Train to the last step and return the final evaluation.
 
-        Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait for that.
-        A signal after the last step sets `stop` only.
+        Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait.
+        A signal after the last step only sets `stop`.
         """
         said = f"{self.task.name} is being trained by another process in {self.log.path.parent}"
         with exclusive(self.lock_path, ResumeError(said)):
@@ -148,12 +148,12 @@ class Run:
                 return self._loop()
 
     def finish(self) -> None:
-        """Drop the state once the weights are in their checkpoint."""
+        """Remove the state once the weights are in their checkpoint."""
         self.state_path.unlink(missing_ok=True)
 
     def _loop(self) -> dict[str, float]:
         saved_at, steps = time.monotonic(), self.config.steps
-        # A log file gets a line every half minute, not one a second.
+        # A log file gets a line every half minute, a terminal one a second.
         often_s = 1.0 if sys.stderr.isatty() else 30.0
         with tqdm(total=steps, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
             while self.step < steps:
@@ -184,15 +184,15 @@ class Run:
         self.log.append({"step": self.step, "time": round(time.time(), 1), **record})
 
     def _save(self) -> None:
-        # The log first: after a crash in between, steps are repeated, but no line of a finished step is missing.
+        # Log first: after a crash in between, steps are repeated, but no finished step lacks its line.
         self.log.flush()
         record = {"step": self.step, "identity": self.identity}
         weights = {MODULE + name: tensor for name, tensor in self.task.module.state_dict().items()}
         save_state(self.state_path, record, weights | self.optimizers.tensors())
 
     def _resume(self) -> None:
-        """Take the saved state, if any, and cut the log back to it."""
-        # A kill during a save leaves its temporary file; the state itself is always whole.
+        """Load the saved state, if any, and cut the log back to it."""
+        # A kill during a save leaves a temporary file; the state itself is always complete.
         for leftover in self.state_path.parent.glob(f".{self.task.name}.*"):
             leftover.unlink(missing_ok=True)
         if self.state_path.exists():
@@ -219,7 +219,7 @@ def train_step(
     step: int,
     exchange: Callable[[nn.Module], None] = lambda module: None,
 ) -> dict[str, Any]:
-    """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite.
+    """Do one local step; returns the values to log. Raises ConfigError for a gradient that is not finite.
 
     :param exchange: may change the module's gradients.
     """
@@ -229,7 +229,7 @@ def train_step(
         loss = task.loss(step)
     loss.total.backward()
     exchange(task.module)
-    # Parts that are trained apart are clipped apart: workers with one part each could not know the norm of all.
+    # Clip separately trained parts separately: workers with one part each could not know the norm of all.
     norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in task.trained)
     if not math.isfinite(norm):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Files of a run: its resumable state, its log of JSON lines."""
+"""Files of a run: its resumable state and its log of JSON lines."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ from stages.errors import CheckpointError, ResumeError, file_errors
 
 
 def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Replace a state atomically. Raises CheckpointError, with the old state whole, when it cannot be written.
+    """Replace a state atomically. Raises CheckpointError, with the old state intact, if it cannot be written.
 
-    :param record: what JSON can hold.
+    :param record: JSON values.
     """
-    # On the CPU, so that a run stopped on a GPU can continue anywhere.
+    # On the CPU, so that a run stopped on a GPU can resume anywhere.
     placed = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(record, sort_keys=True)
     metadata = {"record": text, "sha256": _digest(text, placed)}
@@ -27,14 +27,14 @@ def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]
 
 
 def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record and the tensors of a state. Raises ResumeError when it is damaged."""
+    """The record and the tensors of a state. Raises ResumeError if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ResumeError(f"{path} cannot be read ({error}); delete it to start anew") from None
-    # safetensors checks its header only; a flipped bit in a tensor would go unnoticed.
+    # safetensors checks only its header; a flipped bit in a tensor would go unnoticed.
     text = metadata.get("record", "")
     if metadata.get("sha256") != _digest(text, tensors):
         raise ResumeError(f"{path} is damaged: its tensors do not have the recorded SHA-256; delete it to start anew")
@@ -51,23 +51,23 @@ def json_digest(record: object) -> str:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names in order, shapes and bytes."""
+    """SHA-256 over names (sorted), shapes and bytes."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous().cpu()
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        found.update(tensor.reshape(-1).view(uint8).numpy().data)  # NumPy does not have all types
+        found.update(tensor.reshape(-1).view(uint8).numpy().data)  # NumPy lacks some types
     return found.hexdigest()
 
 
 class StepLog:
-    """The log of a run: one JSON object a line, each with a `step`."""
+    """The log of a run: one JSON object per line, each with a `step`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add one line. Raises CheckpointError when it cannot be written."""
+        """Add one line. Raises CheckpointError if it cannot be written."""
         with (
             file_errors(CheckpointError, f"cannot write {self.path}", "free some space and run again to go on"),
             self.path.open("a", encoding="utf-8") as log,
@@ -75,19 +75,19 @@ class StepLog:
             log.write(json.dumps(record) + "\n")
 
     def flush(self) -> None:
-        """Flush to disk, so that a state saved afterwards never lacks its log lines."""
+        """Sync to disk, so that a state saved afterwards never lacks its log lines."""
         if self.path.exists():
             sync(self.path)
 
     def cut(self, step: int) -> None:
-        """Drop the records after `step`, a final evaluation, and a line that a kill left half written."""
+        """Drop the records after `step`, a final evaluation, and a line half written at a kill."""
         kept = [r for r in read_records(self.path) if r["step"] <= step and not r.get("final")]
         text = "".join(json.dumps(record) + "\n" for record in kept)
         replace_file(self.path, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a log; none if there is no log yet."""
+    """All complete records of a log; none if there is no log yet."""
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:

@@ -17,11 +17,11 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.losses import ChunkLayout, Corruption, block_loss, chain_diagnostics, next_byte_loss, next_byte_nats
 from trainer.blocks.run import StepLoss
 
-STEPS_PER_BLOCK = 4  # Euler steps with which the diagnostics denoise
+STEPS_PER_BLOCK = 4  # Euler steps of the diagnostics
 
 
 class BlockTask:
-    """One block, which needs no other."""
+    """One block, trained without the others."""
 
     def __init__(self, block: Block, partition: NoisePartition, corpus: Corpus, config: TrainingConfig) -> None:
         self.name = f"block-{block.index}"
@@ -33,7 +33,7 @@ class BlockTask:
     def loss(self, step: int) -> StepLoss:
         config, block = self.config, self.module
         text = self.corpus.batch(config.seed, step, config.sequences, self.length + 1)
-        # Four draws a step: the noise's seed, the chunk size, its offset, and whether the block sees its own guess.
+        # Four draws per step: the noise's seed, the chunk size, its offset, and whether the block gets its own guess.
         draws = uniforms(config.seed, Purpose.TRAINING, 1 + block.index, 1, 4, step)[0]
         chunk = config.chunks[int(draws[1] * len(config.chunks)) % len(config.chunks)] or self.length
         layout = ChunkLayout(self.length, chunk, int(draws[2] * chunk) % chunk)
@@ -45,7 +45,7 @@ class BlockTask:
         return StepLoss(denoise + config.anchor * next_byte, parts)
 
     def evaluate(self) -> dict[str, float]:
-        """Validation losses of this block alone; those from noise start at its own sigma_max."""
+        """Validation losses of this block alone; denoising starts at its own sigma_max."""
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         clean, _ = self.module.read(text[:, :-1])
         next_byte = next_byte_nats(self.module.next_byte(clean), text)
@@ -76,12 +76,12 @@ class ArTask:
         return {"valid_next_byte_nats": nats, "valid_next_byte_bits": self.corpus.bits(nats, text[:, 1:])}
 
 
-# A scorer is trained stage by stage: a worker reads the features that the stages before it send, and has frozen copies
-# of the stages after it, which are refreshed now and then. Their age is all that is lost of end-to-end training.
+# A scorer is trained stage by stage: a worker reads the features from earlier stages and has frozen copies of the later
+# stages, refreshed now and then. Only the copies' age makes this worse than end-to-end training.
 
 
 class StagesInOneProcess(ArModel):
-    """The stages in training and their copies of each other, as if each were on a machine of its own."""
+    """The stages in training and their copies of each other, as if each were on its own machine."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__(architecture)
@@ -89,7 +89,7 @@ class StagesInOneProcess(ArModel):
         self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
 
     def refresh(self) -> None:
-        """Give every worker the others' stages as they are now."""
+        """Give every worker the others' current stages."""
         for stage, frozen in zip(self.stages, self.copies, strict=True):
             frozen.load_state_dict(stage.state_dict())
 
@@ -99,17 +99,17 @@ class StagesInOneProcess(ArModel):
         for index, stage in enumerate(self.stages):
             hidden = stage.read(x)
             found.append(stage_loss(stage, self.copies[index + 1 :], hidden, text))
-            # Detached: no gradient crosses from one stage's worker to another. Live, not of copies: stale features are
-            # an input that the served stage never sees again.
+            # Detached: no gradient crosses from one stage's worker to another. From the live stage, not from copies:
+            # stale features are an input that the served stage never sees.
             x = hidden.detach()
         return found
 
 
 def stage_loss(stage: ArStage, later: Sequence[ArStage], hidden: Tensor, text: Tensor) -> Tensor:
-    """Objective of a stage: the last head's loss. With fresh copies it has the gradient of end-to-end training; a loss
-    of a head of its own would pull each stage towards another aim.
+    """Objective of a stage: the last head's loss. With fresh copies its gradient is that of end-to-end training; a loss
+    of its own head would pull each stage towards another goal.
 
-    later: frozen copies of the stages after it; hidden: (batch, length, width), what it passes on.
+    later: frozen copies of the later stages; hidden: (batch, length, width), the stage's output.
     """
     for frozen in later:
         hidden = frozen.read(hidden)
@@ -117,7 +117,7 @@ def stage_loss(stage: ArStage, later: Sequence[ArStage], hidden: Tensor, text: T
 
 
 class ScorerTask(ArTask):
-    """All workers of a scorer in one process. They share batches, and nothing else but the copies."""
+    """All workers of a scorer in one process, which share only batches and copies."""
 
     def __init__(self, name: str, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
         super().__init__(name, workers, corpus, config)

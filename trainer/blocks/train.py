@@ -23,8 +23,8 @@ from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask, ScorerTask, 
 def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None) -> Manifest:
     """Train the blocks of a chain into the checkpoint `out`, in order, skipping those that are done.
 
-    Only the block being trained has gradients and optimizer state. `only` picks one block. Raises OnesweepError with
-    what to do.
+    Only the block in training has gradients and optimizer state. `only` selects one block. Raises OnesweepError with
+    a remedy.
     """
     config = in_tokens_of(config, corpus)
     architecture = config.architecture
@@ -37,7 +37,7 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
             continue
         assert manifest.codes is not None
         assert manifest.partition is not None
-        # The same start whether blocks are trained in one command or one each.
+        # The same start whether one command trains all blocks or one each.
         torch.manual_seed(config.seed + index)
         block = Block(architecture, index, manifest.codes)
         task = BlockTask(block, manifest.partition, corpus, config)
@@ -48,7 +48,7 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
 
 
 def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> Manifest:
-    """Train an AR model end to end, and store it cut into `stages` stages of `architecture.layers` layers each."""
+    """Train an AR model end to end, and store it as `stages` stages of `architecture.layers` layers each."""
     config = in_tokens_of(config, corpus)
     architecture = replace(config.architecture, parts=stages)
     torch.manual_seed(config.seed)
@@ -58,7 +58,7 @@ def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> 
 
 
 def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
-    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/task.py."""
+    """Train an AR pipeline stage by stage, like workers with one stage each; see trainer/blocks/task.py."""
     config = in_tokens_of(config, corpus)
     torch.manual_seed(config.seed)
     workers = StagesInOneProcess(config.architecture)
@@ -78,7 +78,7 @@ def _train_pipeline(
 
 
 def is_trained(out: Path, manifest: Manifest, part: int, name: str) -> bool:
-    """True if a part is in the checkpoint already; then nothing else is left of its run `name`."""
+    """True if a part is already in the checkpoint; then removes the rest of its run `name`."""
     if manifest.parts[part] is None:
         return False
     print(f"{name}: already trained in {out}")
@@ -89,14 +89,14 @@ def is_trained(out: Path, manifest: Manifest, part: int, name: str) -> bool:
 def train_part(
     task: Task, config: RunConfig, out: Path, manifest: Manifest, name: str, save: Callable[[], object]
 ) -> Manifest:
-    """Run to the end, and put measurements, under this name, and weights into the checkpoint; returns its manifest.
+    """Run to the end, and put weights and, under this name, measurements into the checkpoint; returns its manifest.
 
-    Raises Interrupted, with all of that stored, for a signal at the last step.
+    Raises Interrupted, with everything stored, for a signal at the last step.
     """
     run = Run(task, config, out / RUN_FOLDER, identity(manifest))
     losses = run.train()
-    task.module.cpu()  # where the checkpoint measures its parts
-    # Measurements first: after a kill in between, a part without them would count as done.
+    task.module.cpu()  # the checkpoint measures its parts on the CPU
+    # Measurements first: after a kill in between, a part without them would otherwise count as done.
     add_metrics(out, {name: losses})
     save()
     run.finish()
@@ -106,7 +106,7 @@ def train_part(
 
 
 def diagnose(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest) -> Manifest:
-    """Measure a whole chain on validation text; returns the manifest with it."""
+    """Measure a whole chain on validation text; returns the manifest with the results."""
     assert manifest.partition is not None
     text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1).cpu()
     losses = chain_diagnostics(load_chain(out), manifest.partition, text, STEPS_PER_BLOCK)

@@ -1,4 +1,4 @@
-"""Pictures with classes: folders of PNG or JPEG, npz archives. All is checked before it is decoded."""
+"""Pictures with classes, from folders of PNG or JPEG or npz archives, checked before they are decoded."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from stages.model.architecture import MAX_CHANNELS, MAX_CLASSES, MAX_SIDE
 from stages.model.randomness import Purpose, uniforms
 
 VALID_SHARE = 0.05
-MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory
-# Others can hide a program, a film or a whole document; two are enough.
+MAX_BYTES = 2 << 30  # of decoded pixels, which stay in memory
+# Other formats can hide a program, a film or a whole document; two formats suffice.
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
 @dataclass(frozen=True)
 class LabelledPictures:
-    """Pictures and the class of each."""
+    """Pictures and their classes."""
 
     pixels: Tensor  # (pictures, channels, height, width) uint8
     labels: Tensor  # (pictures,) int64
@@ -43,14 +43,14 @@ class LabelledPictures:
 
 @dataclass(frozen=True)
 class PictureSet:
-    """Pictures to train on, to choose settings by, and to measure with. `test` may be empty."""
+    """Pictures for training, for choosing settings, and for the final measurement. `test` may be empty."""
 
     name: str
     classes: tuple[str, ...]
     train: LabelledPictures
     valid: LabelledPictures
     test: LabelledPictures
-    device: str = "cpu"  # where they are learned from
+    device: str = "cpu"  # of the batches
 
     @cached_property
     def digest(self) -> str:
@@ -62,14 +62,14 @@ class PictureSet:
 
 
 def load_pictures(path: Path) -> PictureSet:
-    """The pictures at `path`: an npz archive, or a folder with a folder for each class.
+    """Load the pictures at `path`: an npz archive, or a folder with a folder per class.
 
-    A part of the training pictures is cut off for validation. Raises DataError.
+    Splits part of the training pictures off for validation. Raises DataError.
     """
     with file_errors(DataError, f"cannot read {path}"):
         classes, train, test = _read_folders(path) if path.is_dir() else _read_npz(path)
     _check_classes(path, classes, train)
-    # Cut at random but always alike: many sets are sorted by class, and a later training must not see these pictures.
+    # Random but always the same split: many sets are sorted by class, and a later training must not see these pictures.
     order = torch.from_numpy(uniforms(0, Purpose.WINDOWS, 0, len(train), 1)[:, 0].argsort())
     cut = max(int(VALID_SHARE * len(train)), 1)
     return PictureSet(path.stem, classes, train.take(order[cut:]), train.take(order[:cut]), test)
@@ -111,12 +111,12 @@ def _read_npz(path: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPi
 
 
 def _array(path: Path, arrays: Mapping[str, NDArray[Any]], key: str, kind: str = "uint8") -> NDArray[Any]:
-    """One array of bytes, or of strings. Objects would have to be unpickled: they never are."""
+    """One array of bytes or strings. Never unpickles objects."""
     try:
-        found = np.asarray(arrays[key])  # bytes where its header is no array's
+        found = np.asarray(arrays[key])  # bytes if its header is not an array's
     except KeyError:
         raise DataError(f"{path} has no {key}: an archive of pictures has {', '.join(_NPZ_KEYS)}") from None
-    except Exception as error:  # numpy parses a header as Python
+    except Exception as error:  # numpy parses the header as Python
         raise DataError(f"{path}: {key} is no array of {'strings' if kind == 'U' else kind} ({error})") from None
     if kind not in (found.dtype.name, found.dtype.kind):
         raise DataError(f"{path}: {key} holds {found.dtype}; store {'strings' if kind == 'U' else kind}")
@@ -190,12 +190,12 @@ def _read_picture(path: Path) -> NDArray[np.uint8]:
     """(channels, height, width): one channel for grey, else three."""
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as picture:
-            _check_size(path, *picture.size)  # before a pixel is decoded
+            _check_size(path, *picture.size)  # before decoding a pixel
             grey = picture.mode in ("1", "L", "I", "I;16", "LA")
-            if picture.mode.startswith("I"):  # 16 bits: `convert` would make white of all but the darkest
+            if picture.mode.startswith("I"):  # 16 bits: `convert` would turn all but the darkest pixels white
                 array = (np.asarray(picture) >> 8).astype(np.uint8)
             else:
-                whole = picture.convert("RGBA")  # on white: what cannot be seen has colours, too
+                whole = picture.convert("RGBA")  # on white, because transparent pixels have colours too
                 seen = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole)
                 array = np.asarray(seen.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

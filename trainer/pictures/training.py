@@ -1,4 +1,4 @@
-"""Training of nets that draw: blocks apart, an undivided net, or one small net for all noise levels."""
+"""Training of nets that draw: separate blocks, an undivided net, or one small net for all noise levels."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _SIZE = limits(least=1, most=1 << 14)
 
 @dataclass(frozen=True)
 class PictureConfig(RunConfig):
-    """One run. `steps` are those of a block, and of the undivided net: then both train as many layers x pictures."""
+    """One run. A block and the undivided net both do `steps` steps, so both train equally many layers x pictures."""
 
     patch: int = field(default=4, metadata=_SIZE)
     parts: int = field(default=3, metadata=_SIZE)
@@ -39,23 +39,23 @@ class PictureConfig(RunConfig):
     condition_dim: int = field(default=96, metadata=_SIZE)
     sigma_min: float = field(default=0.002, metadata=limits(above=0))
     sigma_max: float = field(default=80.0, metadata=limits(above=0))
-    # Share of its log-width by which a block's noise range is widened in training.
+    # Share of its log-width by which training widens a block's noise range.
     overlap: float = field(default=0.05, metadata=limits(least=0, most=0.5))
-    batch: int = field(default=64, metadata=_SIZE)  # pictures in a step
-    drop_class: float = field(default=0.1, metadata=limits(least=0, most=1))  # share that is shown without its class
-    # One rate for all: with AdamW the layers' matrices need none of their own.
+    batch: int = field(default=64, metadata=_SIZE)  # pictures per step
+    drop_class: float = field(default=0.1, metadata=limits(least=0, most=1))  # share trained without its class
+    # One rate for everything: with AdamW, the layers' matrices need no rate of their own.
     learning_rate: float = field(default=2e-3, metadata=limits(least=0))
     matrix_learning_rate: float = field(default=2e-3, metadata=limits(least=0))
-    # Muon computes in bfloat16, which processors with AVX2 alone take 65 times as long for.
+    # Muon computes in bfloat16, which takes 65 times as long on processors with only AVX2.
     matrix_optimizer: MatrixOptimizer = "adamw"
     weight_decay: float = field(default=0.01, metadata=limits(least=0))
     evaluate_every: int = field(default=2000, metadata=limits(least=1))
     log_every: int = field(default=100, metadata=limits(least=1))
 
     def architecture(self, pictures: PictureSet, parts: int | None = None) -> PictureArchitecture:
-        """The shape of a net for these pictures. Raises ShapeError."""
+        """The architecture of a net for these pictures. Raises ShapeError."""
         _, channels, height, width = pictures.train.pixels.shape
-        # rounded: sums in another order would make another architecture on another machine
+        # rounded: sums in another order would change the architecture on another machine
         mean, deviation = (round(float(x) / 255, 4) for x in torch.std_mean(pictures.train.pixels.double())[::-1])
         return PictureArchitecture(
             height=height,
@@ -86,14 +86,14 @@ class UndividedNet(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, x: Tensor, sigma: Tensor, classes: Tensor) -> Tensor:
-        """As `PicturePart`, from c_in z to F."""
+        """Like `PicturePart`, from c_in z to F."""
         for part in self.parts:
             x = part(x, sigma, classes)
         return x
 
 
 class PictureTask:
-    """One net that learns to denoise within a range of noise levels."""
+    """Training of one net to denoise within a range of noise levels."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class PictureTask:
         pictures: PictureSet,
         config: PictureConfig,
     ) -> None:
-        """:param block: the noise range of `partition` that the net learns."""
+        """:param block: the index of the net's noise range in `partition`."""
         self.name, self.module, self.trained = name, net.to(pictures.device), [net]
         self.architecture, self.partition, self.block = architecture, partition, block
         self.pictures, self.config = pictures, config
 
     def loss(self, step: int) -> StepLoss:
-        # a pure function of seed, block and step: a run that was stopped sees the same batches and noise
+        # a pure function of seed, block and step, so that a resumed run sees the same batches and noise
         draws = uniforms(self.config.seed, Purpose.TRAINING, 1 + self.block, 1, 1, step)
         generator = torch.Generator().manual_seed(int(draws[0, 0] * 2**53))
         chosen = torch.randint(len(self.pictures.train), (self.config.batch,), generator=generator)
@@ -119,7 +119,7 @@ class PictureTask:
         return StepLoss(loss, {"denoise_loss": loss.detach()})
 
     def evaluate(self) -> dict[str, float]:
-        """The loss on validation pictures, their classes shown, at fixed noise."""
+        """The loss on validation pictures with their classes, at fixed noise."""
         chosen = torch.arange(min(len(self.pictures.valid), VALID_PICTURES))
         loss = self._loss(self.pictures.valid, chosen, torch.Generator().manual_seed(0), 0.0)
         return {"valid_denoise_loss": float(loss)}
@@ -130,7 +130,7 @@ class PictureTask:
         """mean (F - F*)^2 with F* = (y - c_skip z) / c_out (EDM, arXiv 2206.00364, section 5)."""
         taken = pictures.take(chosen)
         y, n = self.architecture.to_rows(taken.pixels), len(taken)
-        # Noise levels of a batch are spread evenly over the range's probability: the loss then varies less.
+        # Spread a batch's noise levels evenly over the range's probability, so that the loss varies less.
         uniform = (torch.arange(n) + torch.rand(n, generator=generator)) / n
         levels = self.partition.sample(self.block, uniform)
         z = y + levels[:, None, None] * torch.randn(y.shape, generator=generator)
@@ -148,7 +148,7 @@ def train_picture_blocks(
 ) -> Manifest:
     """Train the blocks of a chain into the checkpoint `out`, one in memory at a time, skipping those that are done.
 
-    `only` picks one. `start` is the checkpoint of a net for all noise levels, from which all blocks go on (branching).
+    `only` selects one. `start` is the checkpoint of a net for all noise levels, from which all blocks branch.
     """
     architecture = config.architecture(pictures)
     if only is not None and not 0 <= only < architecture.parts:
@@ -167,13 +167,13 @@ def train_picture_blocks(
 
 
 def train_undivided(config: PictureConfig, pictures: PictureSet, out: Path, large: bool) -> Manifest:
-    """Train one net for all noise levels: `large`, cut into as many stages as a chain has blocks, or of one block's
-    size, with as many more steps."""
+    """Train one net for all noise levels: `large`, with as many stages as a chain has blocks, or the size of one block,
+    with that many times the steps."""
     parts = config.parts if large else 1
     # as many layers x pictures as all blocks together
     config = config if large else replace(config, steps=config.steps * config.parts)
     architecture = config.architecture(pictures, parts)
-    # No margin: nothing but this net works beyond the ends of its range.
+    # No margin: no other net works beyond the ends of its range.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     manifest = open_checkpoint_dir(out, new_picture_manifest("steps", architecture, partition, config, pictures))
     if is_trained(out, manifest, 0, "steps"):
@@ -187,7 +187,7 @@ def train_undivided(config: PictureConfig, pictures: PictureSet, out: Path, larg
 def new_picture_part(
     architecture: PictureArchitecture, index: int, kind: PictureKind, seed: int, start: Path | None = None
 ) -> PicturePart:
-    """A part before its training, with the weights of the net in `start`, if given. Raises CheckpointError."""
+    """A part before training, with the weights of the net in `start` if given. Raises CheckpointError."""
     torch.manual_seed(seed)
     part = PicturePart(architecture, index, kind)
     if start is not None:
@@ -203,11 +203,11 @@ def new_picture_manifest(
     pictures: PictureSet,
     start: Path | None = None,
 ) -> Manifest:
-    """The manifest of a training, with no part trained."""
+    """The manifest of a training without any trained part."""
     record: dict[str, Any] = asdict(config)
     if start is not None:
         record["start"] = read_manifest(start).digest()
-    for name in ("log_every", "evaluate_every", "save_every_s"):  # they decide no weights
+    for name in ("log_every", "evaluate_every", "save_every_s"):  # these do not affect weights
         del record[name]
     return Manifest(
         kind=kind,
@@ -222,7 +222,7 @@ def new_picture_manifest(
 def train_parts(
     task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[PicturePart]
 ) -> Manifest:
-    """Run to the end; measurements and then weights go into the checkpoint."""
+    """Run to the end, and put measurements and then weights into the checkpoint."""
 
     def save() -> None:
         hidden: Tensor | None = None

@@ -1,1 +1,1 @@
-"""Decentralised rounds: workers train parts apart, and what they learned is merged now and then."""
+"""Decentralised rounds: workers train parts separately, and their updates are merged now and then."""

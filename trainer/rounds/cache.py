@@ -1,4 +1,4 @@
-"""A worker's cache: the newest weights of each part that it has fetched, and the features of its round."""
+"""A worker's cache: the newest weights that it fetched of each part, and the features of its round."""
 
 import contextlib
 import hashlib
@@ -24,12 +24,12 @@ from trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 FOLDER = "features"
-LOOK_S = 0.01  # between two looks for a step's features
+LOOK_S = 0.01  # pause between two checks for a step's features
 
 
 @dataclass(frozen=True)
 class CachedWeights:
-    """One part as it was fetched."""
+    """The fetched weights of one part."""
 
     version: int
     tensors: Tensors = field(repr=False)
@@ -41,7 +41,7 @@ class WeightCache:
     def __init__(
         self, client: RoundsClient, worker: str, lease: str, directory: Path, like: Mapping[str, Shapes]
     ) -> None:
-        """:param directory: for files while they come in; :param like: shapes of every part's tensors."""
+        """:param directory: for incoming files; :param like: shapes of every part's tensors."""
         self.held: dict[str, CachedWeights] = {}
         self._client, self._worker, self._lease, self._like = client, worker, lease, like
         self._incoming = directory / INCOMING
@@ -51,7 +51,7 @@ class WeightCache:
         return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]
 
     def fetch(self, wanted: rounds_pb2.Weights, codec: CodecName) -> Tensors:
-        """The version that is offered of a part; :param codec: of differences.
+        """Fetch the offered version of a part; :param codec: of differences.
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """
@@ -69,7 +69,7 @@ class WeightCache:
             if digest(tensors) != wanted.digest:
                 raise CodecError("it does not have the digest that was told")
         except (InputError, ValueError) as error:
-            # fetched whole the next time: the same difference to the same weights would fail for ever
+            # fetch the whole part next time: the same difference to the same weights would fail for ever
             self.held.pop(wanted.part, None)
             raise FileGoneError(f"version {wanted.version} of {wanted.part}: {error}") from None
         self.held[wanted.part] = CachedWeights(wanted.version, tensors)
@@ -83,20 +83,20 @@ class WeightCache:
 
 
 class FeatureClient:
-    """Features that a worker reads, and those that it makes, while they travel: of one round, in a file each."""
+    """Transfer of one round's features, those that a worker reads and those that it makes, each in one file."""
 
-    # On the disk, so that a worker that is killed in the middle of a round finds what it had.
+    # On disk, so that a worker killed in the middle of a round finds its features again.
 
     def __init__(
         self, client: RoundsClient, settings: WorkerSettings, place: rounds_pb2.JoinResponse, learner: Learner
     ) -> None:
-        """:param learner: whose part reads from this, and passes on to it, where parts do."""
+        """:param learner: its part reads features from here and passes features on to here, if parts do so."""
         self._client, self._worker, self._place, self._directory = client, settings.name, place, settings.state / FOLDER
         config, neighbours = learner.config, learner.part.neighbours
         self._reads, self._makes = is_fed(config, place.part), passes_on(config, place.part)
         self._format, self._threads = FeatureFormat.of(config), ThreadPoolExecutor(4, "features")
-        self._round, self._made = 0, 0  # bytes made of this round
-        self._turn = object()  # another whenever a round is begun or ended
+        self._round, self._made = 0, 0  # the round, and the bytes made in it
+        self._turn = object()  # replaced whenever a round begins or ends
         self._fetched = self._passed = Future[None]()
         self._changed = threading.Condition()
         if self._reads:
@@ -105,7 +105,7 @@ class FeatureClient:
             neighbours.pass_on = self._write
 
     def resumes(self, round_: int | None, steps: int) -> bool:
-        """True if a round of which so many steps are made can be trained to its end; then it is resumed."""
+        """Resume a round of which `steps` steps are made; False if it cannot be trained to its end."""
         made = steps * self._format.step_bytes
         if round_ is None or (self._makes and size_of(self._path(round_, "made")) < made):
             return round_ is None
@@ -113,7 +113,7 @@ class FeatureClient:
         return True
 
     def begin(self, round_: int, made: int = 0) -> None:
-        """Fetch what is read in a round, and send what is made; :param made: bytes of it. Raises CheckpointError."""
+        """Start fetching and sending a round's features; :param made: bytes already made. Raises CheckpointError."""
         if not (self._reads or self._makes):
             return
         self.end()
@@ -130,7 +130,7 @@ class FeatureClient:
             self._passed = self._threads.submit(self._client.pass_features, passing, size, read, wanted)
 
     def is_there(self, step: int) -> bool:
-        """True if what a step reads has come; waits for it a moment. Raises what ends the transfer."""
+        """True if a step's features have arrived; else waits a moment. Raises the error that ended the transfer."""
         if not self._reads or size_of(self._path(self._round, "read")) >= self._end(step):
             return True
         if self._fetched.done():
@@ -139,19 +139,19 @@ class FeatureClient:
         return False
 
     def settle(self) -> None:
-        """Wait until the coordinator has all that was made in the round. Raises what ends the transfer."""
+        """Wait until the coordinator has all features made in the round. Raises the error that ended the transfer."""
         if self._makes:
-            with contextlib.suppress(FileGoneError):  # the part after does not want it any more
+            with contextlib.suppress(FileGoneError):  # the next part no longer wants them
                 self._passed.result()
 
     def end(self) -> None:
-        """Neither fetch nor send any more."""
+        """Stop fetching and sending."""
         with self._changed:
             self._turn = object()
             self._changed.notify_all()
 
     def _read(self, step: int) -> Tensor:
-        """(sequences, positions, width) float32. Raises CheckpointError, CodecError."""
+        """A step's features, (sequences, positions, width) float32. Raises CheckpointError, CodecError."""
         size, path = self._format.step_bytes, self._path(self._round, "read")
         with file_errors(CheckpointError, f"cannot read {path}"), path.open("rb") as file:
             file.seek(self._end(step) - size)
@@ -170,7 +170,7 @@ class FeatureClient:
             self._changed.notify_all()
 
     def _made_from(self, turn: object, offset: int) -> bytes:
-        """A piece of what was made; waits for it. Empty where it is not sent any more."""
+        """Wait for a piece of the features made; empty once they are no longer sent."""
         with self._changed:
             self._changed.wait_for(lambda: self._made > offset or self._turn is not turn)
             if self._turn is not turn:
@@ -188,5 +188,5 @@ class FeatureClient:
         return (step - self._round * self._format.steps + 1) * self._format.step_bytes
 
     def _path(self, round_: int, what: str) -> Path:
-        # the place is in the name: a worker that gets another one must not train on this one's features
+        # the name includes the place: a worker that gets another place must not train on this one's features
         return self._directory / f"{self._place.part}-{self._place.replica}-{what}-{round_}"

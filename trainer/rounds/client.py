@@ -1,4 +1,4 @@
-"""A worker's calls: tried again while the coordinator is away, an error with a sentence where that cannot help."""
+"""A worker's calls: retried while the coordinator is away, else ended by an error with a sentence."""
 
 import logging
 import threading
@@ -30,13 +30,13 @@ CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
 LOOK_S = 0.05
-# While gRPC waits before it connects again, calls fail without a packet, so asking soon is not a storm.
+# While gRPC pauses before it reconnects, calls fail without sending a packet, so quick retries cause no storm.
 FIRST_DELAY_S, LAST_DELAY_S = 0.2, 2.0
 SAY_EVERY_S = 30.0
 BEATS_A_LEASE = 3
-BEAT_S = 2.0  # longest time between two heartbeats: `onesweep train status` shows no older state
+BEAT_S = 2.0  # longest time between two heartbeats, and so the greatest age of the state in `onesweep train status`
 
-# Worth another try: the coordinator, or the way to it, may be there again.
+# Codes worth a retry: the coordinator or the link to it may be back.
 AWAY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -49,22 +49,22 @@ AWAY = (
 
 
 class LeaseLostError(ServiceError):
-    """The place went to another worker, or the coordinator does not know it any more."""
+    """The place went to another worker, or the coordinator no longer knows it."""
 
 
 class TakenOverError(LeaseLostError):
-    """Another process has joined with the worker's name."""
+    """Another process has joined under the worker's name."""
 
 
 LOST = {grpc.StatusCode.ABORTED: LeaseLostError, grpc.StatusCode.ALREADY_EXISTS: TakenOverError}
 
 
 class FileGoneError(ServiceError):
-    """A newer version is there."""
+    """The file has been replaced by a newer version."""
 
 
 class RoundsClient:
-    """Calls of one worker. May be used by several threads at once."""
+    """The calls of one worker. Several threads may use it at once."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RoundsClient:
         patience_s: float = 600.0,
         asked_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """:param patience_s: how long to try to reach a coordinator; :param asked_to_stop: looked at while waiting.
+        """:param patience_s: how long to try to reach a coordinator; :param asked_to_stop: polled while waiting.
 
         Raises InputError for an address that may not be dialled.
         """
@@ -89,7 +89,7 @@ class RoundsClient:
         self._channel.close()
 
     def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
-        """:param wait: whether to wait for a place. Raises ServiceError."""
+        """Join the run; :param wait: wait for a place if all are taken. Raises ServiceError."""
         final = () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
         return self._answer("Join", request, CALL_S, final)
 
@@ -107,19 +107,19 @@ class RoundsClient:
         return self._patiently(attempt, final)
 
     def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
-        """One try. Raises grpc.RpcError."""
+        """Try once. Raises grpc.RpcError."""
         request.sent_bytes, request.received_bytes = self.sent_bytes, self.received_bytes
         return self._stub.Beat(request, timeout=CALL_S, metadata=self._metadata)
 
     def leave(self, request: rounds_pb2.LeaveRequest) -> None:
-        """One try, and no error if it fails: a lease ends by itself."""
+        """Try once, without an error if it fails: the lease expires by itself."""
         try:
             self._stub.Leave(request, timeout=2.0, metadata=self._metadata)
         except grpc.RpcError as error:
             log.warning("the place was not given back (%s); it is free when the lease has run out", _said(error)[0])
 
     def fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path) -> bytes:
-        """A file of the coordinator; while it comes in it lies at `path`.
+        """Fetch a file from the coordinator, kept at `path` while it arrives.
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
         """
@@ -129,9 +129,9 @@ class RoundsClient:
         return found
 
     def fetch_features(self, request: rounds_pb2.FetchRequest, size: int, path: Path, wanted: Wanted) -> None:
-        """Features of a round as they are made, to `path`, until all are there. Raises as `fetch` does.
+        """Fetch a round's features to `path` as they are made, until all are there. Raises as `fetch` does.
 
-        :param wanted: whether they still are; else Interrupted is raised.
+        :param wanted: whether they are still needed; if not, raises Interrupted.
         """
         self._fetched(IncomingFile(path, rounds_pb2.File(size=size)), request, lambda: None, wanted)
 
@@ -157,19 +157,19 @@ class RoundsClient:
     def pass_features(
         self, passing: rounds_pb2.Passing, size: int, read: Callable[[int], bytes], wanted: Wanted
     ) -> None:
-        """Send the features of a round while they are made, until the coordinator has stored all `size` bytes.
+        """Send a round's features as they are made, until the coordinator has stored all `size` bytes.
 
-        :param read: bytes from an offset on, once there are some; none where they are not `wanted` any more, which
-        raises Interrupted. Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
+        :param read: waits for bytes from an offset on; returns none once they are no longer `wanted`, which raises
+        Interrupted. Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """
 
         def judge(number: int, response: rounds_pb2.PassResponse) -> bool | None:
-            return (number > 0 and response.offset == size) or None  # the first one says where to begin
+            return (number > 0 and response.offset == size) or None  # the first response says where to begin
 
         self._sent("Pass", rounds_pb2.PassRequest, {"passing": passing}, size, read, judge, wanted)
 
     def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
-        """Send an update until it was judged. Raises ServiceError, LeaseLostError, Interrupted."""
+        """Send an update until there is a verdict. Raises ServiceError, LeaseLostError, Interrupted."""
 
         def judge(number: int, response: rounds_pb2.SubmitResponse) -> rounds_pb2.Verdict | None:
             return response.verdict if response.WhichOneof("step") == "verdict" else None
@@ -190,7 +190,7 @@ class RoundsClient:
         judge: Callable[[int, Any], A | None],
         wanted: Wanted = lambda: True,
     ) -> A:
-        """Send a header, and pieces from the offset that is asked for; :param judge: makes the answer of a response."""
+        """Send a header, and pieces from the requested offset; :param judge: turns a response into the result."""
 
         def requests(offsets: SimpleQueue[int | None]) -> Iterator[T]:
             yield kind(**header)
@@ -216,9 +216,9 @@ class RoundsClient:
         return self._patiently(attempt, wanted=wanted)
 
     def watch(self, interval_s: float) -> Iterator[rounds_pb2.WatchUpdate]:
-        """Updates until the run has ended. Raises ServiceError.
+        """Yield updates until the run has ended. Raises ServiceError.
 
-        A coordinator that was there is looked for again while patience lasts.
+        If the coordinator goes away, keeps trying to reach it while patience lasts.
         """
         request, updates = rounds_pb2.WatchRequest(interval_seconds=interval_s), None
 
@@ -237,7 +237,7 @@ class RoundsClient:
 
     @contextmanager
     def _stoppable(self, call: Any, wanted: Wanted = lambda: True) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
-        """A call that is cancelled when we are asked to stop: a frozen coordinator would never answer."""
+        """Iterate over a call, and cancel it on a request to stop: a frozen coordinator would never answer."""
         ended = threading.Event()
 
         def look() -> None:
@@ -259,7 +259,7 @@ class RoundsClient:
             looking.join()
 
     def _patiently(self, attempt: Callable[[], T], final: Codes = (), wanted: Wanted = lambda: True) -> T:
-        """Try until it succeeds. Bytes that moved in between make the patience begin anew."""
+        """Try until it succeeds. If bytes moved in between, the patience starts over."""
         begin, said, delay, moved = time.monotonic(), -SAY_EVERY_S, FIRST_DELAY_S, self._moved()
         while True:
             self._stop_if_asked(wanted)
@@ -287,7 +287,7 @@ class RoundsClient:
             self._renew()
 
     def _problem(self, error: Exception, final: Codes) -> str:
-        """A sentence for a passing problem. Raises for a lasting one."""
+        """A sentence about a temporary problem. Raises for a lasting one."""
         if not isinstance(error, grpc.RpcError):
             return str(error)
         code, details = _said(error)
@@ -300,7 +300,7 @@ class RoundsClient:
         return self._sentence(code, details, "says")
 
     def _sentence(self, code: grpc.StatusCode, details: str, verb: str) -> str:
-        """Raises ServiceError where the first handshake fails: later ones do while a coordinator is killed."""
+        """Raises ServiceError if the first handshake fails: later ones also fail while a coordinator is killed."""
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return f"what listens at {self.address} is no coordinator; start one with `onesweep train coordinate`"
         if code is not grpc.StatusCode.UNAVAILABLE:
@@ -319,7 +319,7 @@ class RoundsClient:
             raise Interrupted("stopped as asked; run again to go on")
 
     def _renew(self) -> None:
-        """A channel with the certificates as they are now."""
+        """Open a channel with the current certificates."""
         if self.security.stamp() != self._stamp:
             self._stamp = self.security.stamp()
             self._channel.close()
@@ -335,11 +335,11 @@ def _said(error: Any) -> tuple[grpc.StatusCode, str]:  # noqa: ANN401 - that an 
 
 
 class Heartbeat:
-    """Beats on a thread of its own until it is stopped, and keeps the coordinator's newest answer."""
+    """Sends heartbeats on its own thread until stopped, and keeps the coordinator's newest answer."""
 
     def __init__(self, client: RoundsClient, lease_s: float, report: Callable[[], rounds_pb2.BeatRequest]) -> None:
-        """:param report: makes the message; called on the heartbeat's thread."""
-        self.open_round = -1  # of the part; none before the first answer
+        """:param report: makes the message, on the heartbeat's thread."""
+        self.open_round = -1  # of the part; -1 before the first answer
         self.ended = False
         self.lost: LeaseLostError | None = None
         self._client, self._every_s, self._report = client, min(lease_s / BEATS_A_LEASE, BEAT_S), report

@@ -1,4 +1,4 @@
-"""Tensors of a part by name: small arithmetic, and codecs, with error feedback up and differences of versions down."""
+"""A part's tensors by name: simple arithmetic, and codecs, with error feedback upwards and version differences down."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from stages.errors import CodecError
 from trainer.blocks.config import SPARSE, CodecName, RoundSettings
 
-WHOLE: CodecName = "fp32"  # codec of a version that travels whole, to a worker that has none before it
+WHOLE: CodecName = "fp32"  # codec of a version sent whole, to a worker without an earlier one
 INT8_LEVELS = 127
 E3M0_GROUP = 128
 E3M0_VALUES = torch.tensor([0.0, *(2.0**power for power in range(-6, 1))])
@@ -22,7 +22,7 @@ E3M0_SIGN = 8
 TOP_SHARE = 256
 
 Raw = NDArray[np.uint8]
-Tensors = dict[str, Tensor]  # float32 tensors of one part, by the names of its parameters
+Tensors = dict[str, Tensor]  # float32 tensors of one part, by parameter name
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -42,7 +42,7 @@ def parameter_shapes(module: nn.Module) -> Shapes:
 
 @torch.no_grad()
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors into the parameters of the same names, whatever their device."""
+    """Copy tensors into the parameters of the same names, on any device."""
     parameters = dict(module.named_parameters())
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)
@@ -50,7 +50,7 @@ def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def share(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Let a frozen module use these very tensors, where they are on its device. Nobody may change them."""
+    """Make a frozen module use these very tensors, if they are on its device. Nothing may change them."""
     parameters = dict(module.named_parameters())
     for name, tensor in tensors.items():
         parameters[name].data = tensor.to(parameters[name].device)
@@ -62,7 +62,7 @@ def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Tensors whose names begin with `prefix`, by the rest of their names."""
+    """Tensors whose names begin with `prefix`, keyed by the rest of the name."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
@@ -80,21 +80,21 @@ def scale(tensors: Tensors, factor: float) -> Tensors:
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    """Euclidean norm over all tensors, summed in float64; not finite where they are not."""
+    """Euclidean norm over all tensors, summed in float64; not finite if they are not."""
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
 
 
 class TensorCodec(ABC):
-    """Tensors travel in the order of their sorted names, one after the other, with nothing in between."""
+    """Encodes tensors in the order of their sorted names, one after the other, with nothing in between."""
 
     name: str
 
     def size(self, like: Shapes) -> int:
-        """Bytes of tensors of these shapes, exactly."""
+        """Exact bytes of tensors of these shapes."""
         return sum(self.tensor_size(shape) for shape in like.values())
 
     def encode(self, tensors: Tensors) -> bytes:
-        """Raises CodecError for numbers that are not finite."""
+        """Raises CodecError if a number is not finite."""
         written = []
         for name in sorted(tensors):
             values = tensors[name].detach().to("cpu", torch.float32).contiguous()
@@ -104,7 +104,7 @@ class TensorCodec(ABC):
         return b"".join(written)
 
     def decode(self, data: bytes | memoryview, like: Shapes) -> Tensors:
-        """Raises CodecError unless `data` has `size(like)` bytes, before anything is allocated, and for wrong codes."""
+        """Raises CodecError, before allocating anything, unless `data` has `size(like)` bytes; also for wrong codes."""
         if len(data) != (size := self.size(like)):
             raise CodecError(f"{len(data)} bytes of {self.name}, but these tensors take {size}")
         raw, offset, tensors = np.frombuffer(data, dtype=np.uint8), 0, dict[str, Tensor]()
@@ -139,9 +139,9 @@ class Fp32Codec(TensorCodec):
 
 
 class RowInt8Codec(TensorCodec):
-    """Whole numbers from -127 to 127 times one float32 scale a row of a matrix, or one for anything flatter.
+    """Integers from -127 to 127 times one float32 scale per row of a matrix, or one for a tensor of lower rank.
 
-    A tensor is its scales, then its numbers. The scale of a row is its largest number by size over 127.
+    A tensor is its scales, then its integers. A row's scale is its largest absolute value over 127.
     """
 
     name = "int8"
@@ -167,12 +167,11 @@ class RowInt8Codec(TensorCodec):
 
 
 class E3M0Codec(TensorCodec):
-    """A sign and three bits of exponent, one float32 scale for 128 numbers."""
+    """A sign and three exponent bits per number, one float32 scale per 128 numbers."""
 
-    # The format of Streaming DiLoCo's outer gradients (arXiv 2501.18512), whose paper does not say how numbers are
-    # scaled: here the largest of a group is 1, and the values are 0 and plus or minus 1, 1/2, ... 1/64 of it, each
-    # number going to the nearest. A tensor is the scales of its groups, then two numbers a byte, the first in the lower
-    # half.
+    # The format of Streaming DiLoCo's outer gradients (arXiv 2501.18512), whose paper does not give the scaling: here
+    # the largest of a group is 1, the values are 0 and plus or minus 1, 1/2, ... 1/64 of it, and each number rounds to
+    # the nearest. A tensor is the scales of its groups, then two numbers a byte, the first in the lower half.
 
     name = "e3m0"
 
@@ -198,11 +197,11 @@ class E3M0Codec(TensorCodec):
 
 
 class TopCodec(TensorCodec):
-    """The largest of each `group` numbers, by size; the others are 0."""
+    """The largest absolute value of each `group` numbers; the others are 0."""
 
-    # A group's code is 0 where all of it is 0, else it tells the place of the largest, one of a few levels, and the
-    # sign. The levels of 256 such numbers are the means of equally many of them, in the order of their sizes. A tensor
-    # is its levels, then its codes, the lowest bit first.
+    # A group's code is 0 if all of it is 0, else it gives the position of the largest, one of a few levels, and the
+    # sign. The levels of 256 such numbers are means over equally many of them, sorted by size. A tensor is its
+    # levels, then its codes, the lowest bit first.
 
     def __init__(self, name: CodecName, group: int, levels: int) -> None:
         self.name, self.group, self.levels = name, group, levels
@@ -254,13 +253,13 @@ CODECS: dict[CodecName, TensorCodec] = {
 
 
 def with_feedback(settings: RoundSettings, delta: Tensors, carried: Tensors, round_: int) -> tuple[bytes, Tensors]:
-    """The payload of a round's update and of all that was left out before, and what is left out now.
+    """The payload of a round's update plus everything left out before, and the remainder left out now.
 
-    :param carried: that; a sparse codec's is in `delta`, for it stays in the worker's weights.
+    :param carried: the earlier remainder; a sparse codec's is in `delta`, because it stays in the worker's weights.
     """
-    # What was rounded away is added to the next update (arXiv 1901.09847). A sparse codec leaves most numbers out for
-    # tens of rounds: a worker that began each from the common weights would make the same way again and send it many
-    # times over. So there it stays in the worker's weights (docs/research/rounds.md#bytes).
+    # Rounding errors are added to the next update (arXiv 1901.09847). A sparse codec leaves most numbers out for tens
+    # of rounds: a worker that started each round from the common weights would repeat the same progress and send it
+    # many times. So that remainder stays in the worker's weights (docs/research/rounds.md#bytes).
     codec = CODECS[settings.up_codec(round_)]
     wanted = add(delta, carried) if carried and settings.codec not in SPARSE else delta
     payload = codec.encode(wanted)
@@ -270,9 +269,9 @@ def with_feedback(settings: RoundSettings, delta: Tensors, carried: Tensors, rou
 
 
 def publish(weights: Tensors, public: Tensors, codec: CodecName) -> tuple[Tensors, bytes]:
-    """The weights that workers have next, and the difference that brings them there; (weights, b"") for `fp32`."""
-    # The difference is taken from the weights that they have, not from the version before, so that what one version
-    # rounds away is in the next: error feedback without a state of its own.
+    """The weights that workers get next, and the difference that leads there; (weights, b"") for `fp32`."""
+    # The difference starts from the weights that workers have, not from the previous version, so that the rounding
+    # error of one version is in the next: error feedback without its own state.
     if codec == WHOLE:
         return weights, b""
     difference = CODECS[codec].encode(subtract(weights, public))
@@ -287,7 +286,7 @@ def receive(public: Tensors, difference: bytes, codec: CodecName) -> Tensors:
 def route(
     held: int | None, newest: int, difference: Callable[[int], bytes | None], weights: Tensors
 ) -> dict[int, bytes]:
-    """Differences, by number, from what is held to the newest; none where one is missing or the whole is smaller."""
+    """Differences, by number, from the held version to the newest; none if one is missing or the whole is smaller."""
     if held is None or not 0 <= newest - held <= newest:
         return {}
     found = dict[int, bytes]()
@@ -299,7 +298,7 @@ def route(
 
 
 def whole_size(weights: Tensors) -> int:
-    """Bytes of a version that travels whole."""
+    """Bytes of a version sent whole."""
     return CODECS[WHOLE].size(shapes(weights))
 
 
@@ -312,12 +311,12 @@ def _groups(shape: tuple[int, ...], size: int) -> int:
 
 
 def _padded(flat: Tensor, size: int) -> Tensor:
-    """Groups of `size` numbers, the last filled up with zeros."""
+    """Groups of `size` numbers, the last padded with zeros."""
     return F.pad(flat, (0, -len(flat) % size)).reshape(-1, size)
 
 
 def _floats(raw: Raw) -> Tensor:
-    """Little-endian float32 numbers, as a tensor of its own memory."""
+    """Little-endian float32 numbers, as a tensor with its own memory."""
     return torch.from_numpy(raw.view("<f4").astype(np.float32))
 
 

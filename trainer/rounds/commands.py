@@ -1,4 +1,4 @@
-"""Commands of rounds: `train coordinate`, `work`, `status`, `simulate` and `audit`."""
+"""Commands for rounds: `train coordinate`, `work`, `status`, `simulate` and `audit`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainer.rounds.client import RoundsClient
 
 
-# Modules that need torch are imported when a command runs.
+# A command imports modules that need torch only when it runs.
 
 
 def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def add_status(rounds: argparse.ArgumentParser) -> None:
 
 
 def has_strangers(settings: CoordinatorSettings) -> bool:
-    """True where workers of other owners may come: with tokens, certificates, or plain text beyond this machine."""
+    """True if other owners' workers may join: with tokens, certificates, or plain text beyond this machine."""
     return settings.tokens is not None or settings.security != LOOPBACK_ONLY
 
 
@@ -88,7 +88,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
 def run_work(options: argparse.Namespace) -> int:
     if options.site is not None:
-        # before torch is imported: it would log native stack traces where a sentence is enough
+        # before the import of torch, which would log native stack traces instead of one sentence
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     with ends_at_once():
         from trainer.rounds.site import Site
@@ -117,9 +117,9 @@ def run_work(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    """Show a run until it ends, through its coordinator's restarts."""
+    """Show a run until it ends, across its coordinator's restarts."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode
+        sys.stdout.reconfigure(errors="replace")  # for a terminal without Unicode
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
     for update in link.watch(settings.interval_s):
@@ -155,7 +155,7 @@ add_simulate = partial(add_own_and_shared, own=SimulateSettings, shared="config 
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """Make rounds for every combination of what is varied."""
+    """Make rounds for every combination of the varied settings."""
     with ends_at_once():
         from trainer.rounds.comparison import run_variants, table, variants
 
@@ -177,7 +177,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Check the events of rounds against their files; 1 with a line for each thing that should not be."""
+    """Check the events of rounds against their files; prints a line per fault and returns 1 if there are any."""
     from trainer.rounds.store import audit
 
     found = audit(options.directory)
@@ -187,7 +187,7 @@ def run_audit(options: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
-# A run on a terminal: parts, workers, and who is late.
+# A run on a terminal: parts, workers, and the late ones among them.
 
 DOING = {
     rounds_pb2.DOING_WAITING: "waits",
@@ -200,7 +200,7 @@ WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up"
 
 
 def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
-    """The run as a table for each of parts and workers."""
+    """The run as two tables, of parts and of workers."""
     parts = {part.part: part for part in update.parts}
     return [
         *_head(update),
@@ -212,7 +212,7 @@ def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
 
 
 def _head(update: rounds_pb2.WatchUpdate) -> list[str]:
-    seconds = max(update.seconds, 1e-9)  # since the coordinator began
+    seconds = max(update.seconds, 1e-9)  # since the coordinator's start
     moved = [
         f"{what} {size(count)} ({size(count / seconds)}/s)"
         for what, count in (("updates in", update.received_bytes), ("weights out", update.sent_bytes))
@@ -262,7 +262,7 @@ def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None)
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Bytes in readable form."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
@@ -272,7 +272,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time for people."""
+    """A time in readable form."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -282,13 +282,13 @@ HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def show(lines: Sequence[str], in_place: bool) -> None:
-    """Print one page of text; :param in_place: whether over the last one, on a terminal."""
+    """Print one page of text; :param in_place: over the last page, on a terminal."""
     text = framed(lines, shutil.get_terminal_size()) if in_place else "\n".join(lines) + "\n\n"
     print(text, end="", flush=True)
 
 
 def framed(lines: Sequence[str], size: os.terminal_size) -> str:
-    """The lines that fit, from the top, with the rests of older lines wiped: nothing flickers, nothing scrolls."""
+    """The top lines that fit, erasing the rest of older lines, so that nothing flickers or scrolls."""
     room = max(size.lines - 1, 1)
     if len(lines) > room:
         lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines"]

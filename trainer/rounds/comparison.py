@@ -1,4 +1,4 @@
-"""Ways of making rounds, compared in one table: settings varied, the others equal, in means over seeds."""
+"""Comparison of variants of rounds in one table: means over seeds, with all other settings equal."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "we
 
 @dataclass(frozen=True)
 class PooledCorpus(Corpus):
-    """The text of one place that stands for all replicas: their batches, one after the other, in each step."""
+    """The text of a single worker in place of all replicas: each step has all their batches, one after the other."""
 
     replicas: int = 1
 
@@ -34,12 +34,12 @@ class PooledCorpus(Corpus):
 
 @dataclass(frozen=True)
 class RoundsVariant:
-    """One way, by the settings in which it differs; none for the training in one place."""
+    """One variant, by the settings in which it differs; none for training in one place."""
 
     varied: tuple[tuple[str, str], ...]
     config: TrainingConfig
     fleet: SimulatedWorkers
-    pooled: int = 1  # replicas whose batches one worker reads together
+    pooled: int = 1  # replicas whose batches one worker reads in each step
 
     @property
     def name(self) -> str:
@@ -52,19 +52,19 @@ class VariantResult:
 
     variant: str
     seed: int
-    losses: dict[str, float]  # validation losses in nats; "next_byte" is that of the end
+    losses: dict[str, float]  # validation losses in nats; "next_byte" is the loss at the end of the model
     rounds: int
     workers: int
     traffic: RoundsTraffic
 
     @property
     def busy(self) -> float:
-        """Share of the time in which a worker trained, on average."""
+        """Average share of the time that a worker trained."""
         return self.traffic.busy_s / (self.workers * self.traffic.seconds)
 
     @property
     def work(self) -> float:
-        """Updates that were merged, as a share of one of each worker in each round."""
+        """Merged updates as a share of one update per worker and round."""
         updates = self.traffic.updates
         merged = updates["in time"] + updates["late"] - updates["left out"]
         return merged / (self.workers * self.rounds)
@@ -74,8 +74,8 @@ def variants(config: TrainingConfig, varied: Sequence[str], one_place: bool = Fa
     """Every combination of the values of `varied`, each NAME=VALUE[,VALUE]: a name of [rounds] or of SimulatedWorkers,
     one of TOP, or SECTION.NAME.
 
-    one_place: whether the training in one place comes before them. Raises ConfigError for a name
-    that there is not, a value that it does not take, settings that virtual workers cannot have.
+    one_place: put training in one place first. Raises ConfigError for an unknown name, a value that it does not
+    accept, or settings that virtual workers cannot have.
     """
     found = []
     if one_place and config.rounds.replicas > 1:
@@ -94,18 +94,18 @@ def variants(config: TrainingConfig, varied: Sequence[str], one_place: bool = Fa
 
 
 def _with(variant: RoundsVariant, name: str, text: str) -> RoundsVariant:
-    """The variant with one thing changed."""
+    """The variant with one setting changed."""
     section, _, key = name.rpartition(".")
     if name in SimulatedWorkers.__dataclass_fields__:
         return replace(variant, fleet=from_toml(SimulatedWorkers, {name: _value(text)}, "--vary", variant.fleet))
     if not section and name not in TOP:
-        section = "rounds"  # which knows what names there are
+        section = "rounds"  # it rejects unknown names
     changed = {section: {key: _value(text)}} if section else {name: _value(text)}
     return replace(variant, config=from_toml(TrainingConfig, changed, "--vary", variant.config))
 
 
 def _value(text: str) -> object:
-    """A number or boolean as TOML has them; numbers parted by colons are a list; all else is text."""
+    """A number or boolean as in TOML; numbers separated by colons are a list; anything else is text."""
     try:
         if ":" in text:
             return [float(part) for part in text.split(":")]
@@ -115,7 +115,7 @@ def _value(text: str) -> object:
 
 
 def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus: Corpus) -> Iterator[VariantResult]:
-    """Train each variant for each seed, and give results as they come."""
+    """Train each variant for each seed, and yield results as they come."""
     for variant, seed in itertools.product(variants, seeds):
         text = corpus
         if variant.pooled > 1:
@@ -127,7 +127,7 @@ def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus
         yield VariantResult(variant.name, seed, losses, spec.rounds, len(engine.workers), traffic)
 
 
-Rows = Sequence[VariantResult]  # results of one variant, a seed each
+Rows = Sequence[VariantResult]  # results of one variant, one per seed
 
 
 def _mean(value: Callable[[VariantResult], float], form: str) -> Callable[[Rows], str]:
@@ -147,7 +147,7 @@ COLUMNS: Mapping[str, Callable[[Rows], str]] = {
 
 
 def table(results: Rows) -> list[str]:
-    """Markdown rows, one a variant, in means over the seeds: losses in nats of the next byte, of a chain also those of
+    """Markdown rows, one per variant, as means over the seeds: next-byte losses in nats, for a chain also those of
     its earlier blocks, and COLUMNS.
     """
     blocks = [name for name in results[0].losses if name.endswith(" next_byte")] if results else []

@@ -1,6 +1,6 @@
-"""A coordinator: gives out places and orders, takes updates in, closes rounds, publishes. It knows no gRPC."""
+"""A coordinator: assigns places and orders, receives updates, closes rounds and publishes. It does not use gRPC."""
 
-# The ledger decides about updates; the coordinator adds who is there, the time, and files.
+# The ledger decides about updates; the coordinator adds the present workers, the time, and files.
 
 import asyncio
 import contextlib
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 60.0
 TICK_S = 0.05
-STORE_RETRY_S = 2.0  # between two tries to write what the disk did not take
+STORE_RETRY_S = 2.0  # pause before retrying a failed write
 
 
 class Coordinator:
-    """One run. Everything that must last is on disk before anybody learns of it."""
+    """One run. Everything that must last is on disk before any worker learns of it."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Coordinator:
     ) -> None:
         """:param directory: for incoming updates and features.
 
-        Raises ConfigError where workers may bring other text than those that they pass features on to; DataError where
-        there is too little text to score updates.
+        Raises ConfigError if workers may bring different text from those that they pass features on to; DataError for
+        too little text to score updates.
         """
         if settings.own_data and spec.config.rounds.by_features:
             raise ConfigError('features are of one text for all: leave --own-data out, or give context_by = "copies"')
@@ -67,7 +67,7 @@ class Coordinator:
         for record in ledger.store.records():
             if "worker" in record:
                 self.members.remember(record["worker"], spec.parts.index(record["part"]), record["round"])
-        # without keys a place has the record, and nobody else can take one that was expelled
+        # without keys the place holds the record, and no other worker can take an expelled place
         self.members.is_closed = lambda place: f"place-{place.replica}" in ledger.expelled([spec.parts[place.part]])
         self.intake = UpdateIntake(spec, ledger, directory)
         scored = spec.config.rounds.robust == "scored"
@@ -75,7 +75,7 @@ class Coordinator:
         self.problem = self.unpublished = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
-        # Rounds of a part that its waiting workers have done.
+        # The rounds that each part's waiting workers have done.
         self._asked: dict[str, list[int]] = {part: [] for part in spec.parts}
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = self.schedule.closed // settings.publish_every
@@ -84,7 +84,7 @@ class Coordinator:
     # Calls of workers
 
     async def join(self, request: rounds_pb2.JoinRequest, key: str = "") -> rounds_pb2.JoinResponse:
-        """Raises StatusError, CheckpointError. :param key: that the worker showed."""
+        """Raises StatusError, CheckpointError. :param key: the key that the worker presented."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
             raise put_back("your state is of this run before its directory was lost or replaced")
@@ -92,7 +92,7 @@ class Coordinator:
         async with self._members_kept():
             device, stands_by = request.device[:64], request.stands_by
             member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
-            # a key takes its record along to any part, a place has only its own
+            # a key carries its record to any part; a place has only its own
             place, part = member.place, self.spec.parts[member.place.part]
             if member.voter in self.ledger.expelled(self.spec.parts if key else [part]):
                 self.members.leave(member)
@@ -132,7 +132,7 @@ class Coordinator:
                 self.called(request.worker, request.lease)
 
     def _last_done(self, member: Member, part: str, request: rounds_pb2.NextRequest) -> int:
-        """The last round that a worker has done, or will not do. Raises StatusError."""
+        """The last round that a worker has done or will not do. Raises StatusError."""
         done = max(member.finished, request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == part), default=0)
         self.schedule.check_known(part, done, held)
@@ -148,7 +148,7 @@ class Coordinator:
     async def _answer(
         self, member: Member, part: str, done: int, request: rounds_pb2.NextRequest, deadline: float
     ) -> rounds_pb2.NextResponse | None:
-        """The answer for a worker that has done this round; None where it has to wait."""
+        """The answer for a worker that has done this round; None while it has to wait."""
         wanted = self.schedule.wanted_round(member, part, done)
         if wanted is None:
             return rounds_pb2.NextResponse(end=rounds_pb2.End())
@@ -156,7 +156,7 @@ class Coordinator:
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
                 order = await in_thread(self._filled, Order(round=wanted), part, held)
-            if order is None:  # the round was closed meanwhile: it is not this one that begins
+            if order is None:  # the round was closed meanwhile, so it does not begin
                 return None
             member.begins(wanted)
             return rounds_pb2.NextResponse(order=order)
@@ -165,14 +165,14 @@ class Coordinator:
         return None
 
     def called(self, worker: str, lease: str) -> Member:
-        """The member that calls; its lease begins anew. Raises StatusError."""
+        """The calling member, with its lease renewed. Raises StatusError."""
         member = self.members.called(worker, lease, self.clock())
         if self._is_expelled(member):
             raise _expelled(worker)
         return member
 
     async def read(self, request: rounds_pb2.FetchRequest, offset: int) -> bytes | mmap:
-        """A file that an order named, or features as far as they are made: some beyond `offset`. Raises StatusError."""
+        """A file that an order named, or the features made so far, with some beyond `offset`. Raises StatusError."""
         member = self.called(request.worker, request.lease)
         if request.name.startswith(FEATURES):
             return await self.features.read(member, request.name, offset)
@@ -184,7 +184,7 @@ class Coordinator:
         check_beat(request)
         request.DiscardUnknownFields()
         member.beat = rounds_pb2.BeatRequest()
-        member.beat.CopyFrom(request)  # a message keeps the memory of all that came with it
+        member.beat.CopyFrom(request)  # a reference would keep the memory of the whole message
         open_round = self.ledger.round(self.spec.parts[member.place.part])
         return rounds_pb2.BeatResponse(open_round=open_round, ended=self.schedule.ended)
 
@@ -197,9 +197,9 @@ class Coordinator:
         return rounds_pb2.LeaveResponse()
 
     async def judge(self, submission: rounds_pb2.Submission, read: Callable[[], bytes]) -> rounds_pb2.Verdict:
-        """The verdict on an update that has come whole. Raises StatusError, CheckpointError; and what `read` raises."""
-        # under the lock, so that no other worker joins at this place before its update is known, and one payload is in
-        # memory for any number of calls
+        """The verdict on a complete update. Raises StatusError, CheckpointError, and errors of `read`."""
+        # under the lock: no other worker joins at this place before its update is known, and at most one payload is in
+        # memory, whatever the number of calls
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
             part = self.spec.parts[member.place.part]
@@ -217,7 +217,7 @@ class Coordinator:
     # Closing rounds
 
     async def run(self) -> None:
-        """Close rounds when they are due, and publish, until the run has ended. Raises CheckpointError."""
+        """Close due rounds and publish until the run has ended. Raises CheckpointError."""
         try:
             while not self.schedule.ended:
                 await self.step()
@@ -229,18 +229,18 @@ class Coordinator:
         self._notify()
 
     async def step(self) -> None:
-        """Close each round that is due now, and begin to publish where that is due."""
+        """Close each round that is due now, and start to publish if that is due."""
         for part in self.spec.parts:
             if self.ledger.round(part) < self.spec.rounds:
                 await self._close_if_due(part)
         done = self.schedule.closed // self.settings.publish_every
-        # beside the rounds, one at a time
+        # in parallel with the rounds, one at a time
         if done > self._times_published and (self._publishing is None or self._publishing.done()):
             self._times_published = done
             self._publishing = asyncio.create_task(self._publish())
 
     async def changes(self, interval_s: float) -> AsyncGenerator[None]:
-        """Now, and whenever something may have changed: at most once an interval; leases run out without a word."""
+        """Yield now and whenever something may have changed, at most once an interval: leases expire silently."""
         while True:
             yield
             changed = self._changed
@@ -249,19 +249,19 @@ class Coordinator:
                 await asyncio.wait_for(changed.wait(), max(interval_s, 1.0))
 
     def stop(self) -> None:
-        """Answer the workers that wait for something."""
+        """Answer the waiting workers."""
         self.stopping = True
         self._notify()
 
     def report(self, error: CheckpointError) -> None:
-        """Show what the disk did not take, until it takes a round."""
+        """Report a failed write until a round can be written."""
         if not self.problem:
             log.error("%s", error)
         self.problem = str(error)
 
     async def _close_if_due(self, part: str) -> None:
         if any(self.schedule.is_answered(part, done) for done in self._asked[part]):
-            return  # a worker that waited for this version begins with it, before there is another
+            return  # a worker that waited for this version begins with it before the next one exists
         self.ledger.expect(part, self.schedule.expected(part))
         async with self.ledger_lock:
             due = self.ledger.due(part, self.clock())
@@ -282,11 +282,11 @@ class Coordinator:
                 log.warning("%s: %s", member.worker, member.problem)
             if member.lease and self._is_expelled(member):
                 log.warning("%s", _expelled(member.worker))
-                self.members.leave(member)  # nobody waits for it; after a restart `called` keeps it away
+                self.members.leave(member)  # nothing waits for it; after a restart, `called` rejects it
         self._notify()
 
     async def _publish(self, last: bool = False) -> None:
-        """Put the newest weights into the checkpoint; what is not fit for it stays as it was."""
+        """Put the newest weights into the checkpoint; if they are not fit for it, it stays as it was."""
         versions = {part: (self.ledger.round(part), self.ledger.weights(part)) for part in self.spec.parts}
         try:
             await in_thread(self.publisher.publish, versions, last)
@@ -311,7 +311,7 @@ class Coordinator:
 
     @contextlib.asynccontextmanager
     async def _members_kept(self) -> AsyncGenerator[None]:
-        """Changes of places inside are on the disk after it, and no update is judged meanwhile."""
+        """Save the changes of places made inside the block at its end, and judge no update meanwhile."""
         async with self.ledger_lock:
             yield
             await in_thread(self.ledger.store.save_members, self.members.records())

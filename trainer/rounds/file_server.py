@@ -1,4 +1,4 @@
-"""Files of a run: weights that workers fetch, features that one worker makes for another, updates that they hand in."""
+"""Files of a run: weights that workers fetch, features that one worker makes for another, and submitted updates."""
 
 import asyncio
 import contextlib
@@ -23,17 +23,17 @@ from trainer.rounds.store import Update
 from trainer.rounds.transfer import IncomingFile, checked, file_of, size_of
 from trainer.v1 import rounds_pb2
 
-# Files of a part, by kind: a worker that fetches a version while the next one is made can finish.
+# Files kept of a part, by kind: a worker that fetches a version while the next one is made can finish.
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
 FOLDER = "features"
-LOOK_S = 1.0  # between two looks at who makes the features that a worker waits for
-MOST_DIGITS = 18  # of a round
+LOOK_S = 1.0  # pause between two checks of the worker that makes awaited features
+MOST_DIGITS = 18  # of a round number
 
 
 class WeightServer:
-    """The newest weights of each part, whole or as differences, in files made when they are first asked for.
+    """The newest weights of each part, whole or as differences, in files made on first request.
 
-    Their names last for a while. For one thread at a time.
+    Their names stay valid for a while. For one thread at a time.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -41,7 +41,7 @@ class WeightServer:
         self._files: dict[tuple[str, int, str], tuple[bytes, rounds_pb2.File]] = {}
 
     def weights(self, part: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
-        """The newest version of a part, for a worker that holds some version of it, or none."""
+        """The newest version of a part, for a worker that holds an earlier version or none."""
         version, weights = self.ledger.round(part), self.ledger.weights(part)
         offered = rounds_pb2.Weights(part=part, version=version, digest=self.ledger.digest(part))
         if held is not None and held.version == version:
@@ -58,13 +58,13 @@ class WeightServer:
 
     def read(self, name: str) -> bytes:
         """The file of this name. Raises StatusError."""
-        for data, file in list(self._files.values()):  # orders are made on another thread
+        for data, file in list(self._files.values()):  # a copy, because another thread makes orders
             if name == file.name:
                 return data
         raise _gone(name)
 
     def _difference(self, part: str, number: int) -> bytes | None:
-        """Read from the disk once, for any number of workers."""
+        """A difference, read from disk once for any number of workers."""
         key = part, number, "difference"
         if key not in self._files:
             if not (data := self.ledger.difference(part, number)):
@@ -81,10 +81,10 @@ def _gone(name: str) -> StatusError:
 
 
 class FeatureRelay:
-    """Features on their way between the workers of a replica, in one file a round. For the event loop."""
+    """Features in transit between the workers of a replica, one file per round. For the event loop."""
 
-    # They pass through the coordinator, because workers only dial, and through its disk, because either end may be
-    # killed in the middle of a round and come again.
+    # They pass through the coordinator, because workers only dial out, and through its disk, because either end may be
+    # killed in the middle of a round and come back.
 
     def __init__(self, spec: RunSpec, ledger: Ledger, members: Members, directory: Path) -> None:
         self._config, self._parts, self._ledger, self._members = spec.config, spec.parts, ledger, members
@@ -92,16 +92,16 @@ class FeatureRelay:
         self._grew = asyncio.Event()
 
     def may_begin(self, place: Place, round_: int) -> bool:
-        """True if the worker at a place need not wait for those of other parts."""
-        # Every part goes through a round with the others' weights of one version, on machines of any speed; and no more
-        # than a round is on its way.
+        """True if the worker at a place need not wait for workers of other parts."""
+        # Every part trains a round with the others' weights of one version, whatever the speed of the machines, and at
+        # most one round's features are in transit.
         if not self._config.rounds.by_features:
             return True
         later = self._parts[place.part + 1 :]
         return all(self._ledger.round(part) >= round_ for part in later) and not self.is_missed(place, round_)
 
     def is_missed(self, place: Place, round_: int) -> bool:
-        """True if nobody will make what a place reads in a round, which is closed for the part before."""
+        """True if no worker will make the features of a place's round, because the previous part has closed it."""
         if not is_fed(self._config, place.part) or self._ledger.round(self._parts[place.part - 1]) <= round_:
             return False
         if size_of(self._path(place, round_)) == self._format.size:
@@ -110,30 +110,30 @@ class FeatureRelay:
         return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, monotonic())
 
     def begin(self, place: Place, round_: int) -> IncomingFile:
-        """The file for what the worker at a place makes in a round. Raises StatusError, CheckpointError."""
+        """The file for features that the worker at a place makes in a round. Raises StatusError, CheckpointError."""
         if not passes_on(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
             raise invalid(f"nobody reads what {self._parts[place.part]} makes in round {round_}")
         reader = Place(place.part + 1, place.replica)
-        oldest = self._ledger.round(self._parts[reader.part]) - 1  # one that is late may still be trained
+        oldest = self._ledger.round(self._parts[reader.part]) - 1  # a late round may still be trained
         if round_ < oldest:
             raise _gone(f"{FEATURES}{round_}")
         tidy(self._directory, f"{reader.part}-{reader.replica}-*", oldest)
         return IncomingFile(self._path(reader, round_), rounds_pb2.File(size=self._format.size))
 
     def grew(self) -> None:
-        """Some features came."""
+        """Wake the readers: features have arrived."""
         self._grew.set()
         self._grew = asyncio.Event()
 
     async def read(self, member: Member, name: str, offset: int) -> mmap.mmap:
-        """A file that has something at `offset`, or ends there; waits for it. Raises StatusError."""
+        """Wait for a file that has data at `offset` or ends there; returns it. Raises StatusError."""
         place, number = member.place, name.removeprefix(FEATURES)
         round_ = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else -1
         while True:
             grew, size = self._grew, size_of(self._path(place, round_))
             if size > offset or size == self._format.size:
                 break
-            # a place reads its open round, or the one before: else calls without end could wait, each for another round
+            # a place reads its open round or the previous one: else endless calls could wait, each for another round
             newest = self._ledger.round(self._parts[place.part]) if is_fed(self._config, place.part) else -1
             asked = self._members.at(place) is member and max(newest - 1, 0) <= round_ <= newest
             if not asked or self.is_missed(place, round_):
@@ -162,15 +162,15 @@ OUTCOMES = {
 
 
 class UpdateIntake:
-    """Takes updates in, one at a time for each place."""
+    """Receives updates, one at a time per place."""
 
     def __init__(self, spec: RunSpec, ledger: Ledger, directory: Path) -> None:
-        """:param directory: an update lies in its folder `incoming` until it is judged."""
+        """:param directory: its folder `incoming` holds an update until the verdict."""
         self.spec, self.ledger, self.directory = spec, ledger, directory / INCOMING
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
-        """Raise StatusError for a header that no update of this member can have."""
+        """Raise StatusError for a header that is impossible for this member's update."""
         part, rounds = self.spec.parts[member.place.part], self.spec.config.rounds
         try:
             check_name(submission.id, "submission id")
@@ -182,7 +182,7 @@ class UpdateIntake:
                 raise RequestError(f"an update of {part} has {due} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
                 raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
-            # of a site, each machine reads as many as a worker does
+            # each machine of a site reads as many as a single worker
             if submission.sequences > submission.steps * self.spec.config.sequences * MOST_MACHINES:
                 raise RequestError(f"{submission.steps} steps do not see {submission.sequences} sequences")
             if submission.round >= self.spec.rounds or submission.base_version > submission.round:
@@ -195,9 +195,9 @@ class UpdateIntake:
         _check_losses(submission.losses)
 
     def known(self, member: Member, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
-        """The verdict on a submission where it needs no payload, else None.
+        """The verdict on a submission if it needs no payload, else None.
 
-        :param submission: its header was checked.
+        :param submission: with a checked header.
         """
         part = self.spec.parts[member.place.part]
         if (version := self.ledger.version_with(part, submission.id, submission.worker)) is not None:
@@ -205,19 +205,19 @@ class UpdateIntake:
         done, reason = member.finished, ""
         if self.ledger.round(part) >= self.spec.rounds:
             reason = f"{part} has made its last round"
-        elif submission.round <= done:  # a place counts once, under any worker names
+        elif submission.round <= done:  # a place counts once, whatever its workers' names
             reason = f"this place has handed in round {done} of {part} already"
         return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
 
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> IncomingFile:
-        """The file of an update, with what has come of it already. One a place: an older one makes room."""
+        """The file of an update, with the bytes received so far. Each place has one, which replaces an older one."""
         place = member.place
         return IncomingFile(self.directory / f"{place.part}-{place.replica}", _file_of(submission))
 
     def judge(
         self, part: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float, voter: str
     ) -> rounds_pb2.Verdict:
-        """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
+        """Decode an update and get the ledger's verdict. Raises CheckpointError if the update cannot be stored."""
         try:
             codec = CODECS[self.spec.config.rounds.up_codec(submission.round)]
             delta = codec.decode(payload, self.spec.shapes[part])
@@ -241,7 +241,7 @@ class UpdateIntake:
 
 
 def check_beat(beat: rounds_pb2.BeatRequest) -> None:
-    """Raise StatusError unless a worker's report of itself can be shown."""
+    """Raise StatusError unless a worker's report of itself is fit to show."""
     _check_losses(beat.losses)
     for name in ("busy_seconds", "lived_seconds"):
         if not 0 <= getattr(beat, name) < math.inf:

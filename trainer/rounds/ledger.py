@@ -1,4 +1,4 @@
-"""The ledger decides which updates count, when a round is closed and what the next version is. No network, no clock."""
+"""The ledger: decides which updates count, when a round closes, and the next version. It uses no network or clock."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from trainer.rounds.store import Record, Share, Store, Update, Version
 
 
 def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int, past: Sequence[float]) -> float | None:
-    """Seconds after its begin at which a round ends if nothing else comes; None where it waits for more.
+    """Seconds after its start at which a round ends if no more updates arrive; None if it waits for more.
 
-    arrivals: of this round, in time, ascending; expected: workers; past: arrivals of earlier rounds, in time. A round
-    in which all that are expected have come ends at once, whatever this says; one to which nothing came does not end.
+    arrivals: times in this round, only of updates in time, ascending; expected: workers; past: likewise of earlier
+    rounds. A round ends at once when all expected updates are there, whatever this says, and never without any.
     """
     if not settings.deadline_s:
-        # The coordinator expects nothing of a worker whose lease ran out, so this waits for nobody for ever.
+        # The coordinator expects nothing from a worker whose lease expired, so this never waits for ever.
         return None
     needed = max(1, math.ceil(settings.quorum * expected))
     if len(arrivals) < needed:
         return settings.deadline_s
-    # A quorum, then a grace: the others have until so many times the median of the arrivals seen so far.
+    # A quorum, then a grace period: the others get `grace` times the median of the arrivals seen so far.
     return min(settings.deadline_s, max(arrivals[needed - 1], settings.grace * median((*past, *arrivals))))
 
 
-REMEMBERED = 64  # arrivals and norms of the past by which new ones are judged
-KEPT_VERSIONS = 4  # for workers that fetch the differences they missed
+REMEMBERED = 64  # past arrivals and norms that new ones are compared with
+KEPT_VERSIONS = 4  # versions kept for workers that fetch missed differences
 
 
 @dataclass(frozen=True)
 class UpdateVerdict:
-    """`accepted`: will be merged; `duplicate`: is known already; `dropped`: late, and worth nothing by rule;
-    `refused`: wrong, with a sentence for the worker's owner."""
+    """`accepted`: will be merged; `duplicate`: already known; `dropped`: late and worthless by rule; `refused`: wrong,
+    with a sentence for the worker's owner."""
 
     kind: Literal["accepted", "duplicate", "dropped", "refused"]
     reason: str = ""
@@ -52,8 +52,8 @@ class Merged:
     """A closed round."""
 
     version: int
-    updates: tuple[str, ...]  # ids of what was merged, sorted
-    # Of a merge that is `scored`: ids of the updates that it left out, and the score of each voter.
+    updates: tuple[str, ...]  # ids of the merged updates, sorted
+    # Of a `scored` merge: ids of the updates left out, and the score of each voter.
     left_out: tuple[str, ...] = ()
     scores: Mapping[str, UpdateScore] = field(default_factory=dict)
 
@@ -61,20 +61,20 @@ class Merged:
 class Ledger:
     """The state of all parts. The same calls in the same order give the same weights, bit for bit.
 
-    Times are seconds on any clock that only goes forward; after a restart it may begin anew.
+    Times are seconds on any monotonic clock, which may start over after a restart.
     """
 
     def __init__(
         self, settings: RoundSettings, parts: Mapping[str, Tensors], store: Store, identity: str, now_s: float = 0.0
     ) -> None:
-        """:param parts: initial weights by part. What the store has wins, and must have begun as these.
+        """:param parts: initial weights by part. The store's weights take precedence, and must have started from these.
 
-        :param identity: names the run; a store of another is refused with ResumeError.
+        :param identity: names the run; raises ResumeError for another run's store.
         """
         self.settings, self.store = settings, store
-        # Names this run, not another of the same settings; it lasts as long as the directory.
+        # Names this run apart from others with the same settings; it lasts as long as the directory.
         self.incarnation = secrets.token_hex(8)
-        # Chooses the held-out text of each merge; never leaves this directory.
+        # Selects the held-out text of each merge; never leaves this directory.
         self.secret = secrets.token_hex(6)
         self._parts = {name: _Part(name, weights, settings, now_s) for name, weights in parts.items()}
         records = store.records()
@@ -88,7 +88,7 @@ class Ledger:
         return self._parts[part].round
 
     def weights(self, part: str, beside: str | None = None) -> Tensors:
-        """The newest version as workers have it, or that beside which another's round began. Not to be changed."""
+        """The newest version as workers have it, or the version as part `beside` began its round. Do not change it."""
         p = self._parts[part]
         return self._version(p, p.round if beside is None else self._parts[beside].began_beside(p)).public
 
@@ -97,34 +97,34 @@ class Ledger:
         return self._parts[part].public_digest
 
     def difference(self, part: str, version: int) -> bytes | None:
-        """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
+        """The difference from version - 1 to `version` in the `down_codec`; None if the weights must be sent whole."""
         p = self._parts[part]
         return (self._version(p, version).difference or None) if version in p.digests else None
 
     def version_with(self, part: str, name: str, worker: str) -> int | None:
-        """The version that a worker's update goes into, by its id, 0 where it was dropped; None where it is not known,
-        or too old to count.
+        """The version that merges a worker's update, by the update's id: 0 if it was dropped; None if it is unknown or
+        too old to count.
         """
         owner, version = self._parts[part].ids.get(name, ("", 0))
         return version if owner == worker else None
 
     def begin(self, part: str, now_s: float) -> None:
-        """A worker begins the open round. The versions that the first one has of other parts are those of the
-        round's scores; they are stored with the updates.
+        """Record that a worker begins the open round. The round's scores use the versions that the first worker has of
+        other parts; these are stored with the updates.
         """
         p = self._parts[part]
         p.beside = p.beside or {name: other.round for name, other in self._parts.items()}
-        # An adaptive deadline would take the minutes in which workers are started for the time that a round needs.
+        # Otherwise an adaptive deadline would count the minutes of the workers' start as time that a round needs.
         if not (p.has_workers or p.arrivals):
             p.begun_s = now_s
         p.has_workers = True
 
     def expect(self, part: str, workers: int) -> None:
-        """So many workers hand in for the open round (at first: settings.replicas). Not stored."""
+        """Set the number of workers that hand in for the open round (at first settings.replicas). Not stored."""
         self._parts[part].expected = workers
 
     def accept(self, update: Update, now_s: float) -> UpdateVerdict:
-        """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
+        """Judge an update; an accepted one is durable. Raises CheckpointError if it cannot be stored."""
         part = self._parts[update.part]
         if update.id in part.ids:
             if self.version_with(part.name, update.id, update.worker) is not None:
@@ -141,7 +141,7 @@ class Ledger:
             return UpdateVerdict(
                 "refused", f"{update.worker} has handed in {other} for round {update.round} of {part.name} already"
             )
-        # names cost nothing: who takes new ones must not fill the disk, nor a merge
+        # names cost nothing: a worker that keeps taking new ones must not fill the disk or a merge
         if sum(number == update.round for _, number in part.handed_in) >= self.settings.replicas:
             many = f"round {update.round} of {part.name} has the updates of its {self.settings.replicas} workers"
             return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
@@ -167,7 +167,7 @@ class Ledger:
         return UpdateVerdict("accepted")
 
     def due_at(self, part: str) -> float | None:
-        """Time at which the open round is due if nothing else comes; None: not before something comes."""
+        """Time at which the open round is due if nothing more arrives; None: not until something arrives."""
         p = self._parts[part]
         if not p.ready():
             return None
@@ -182,13 +182,13 @@ class Ledger:
         return at is not None and now_s >= at
 
     def expelled(self, parts: Sequence[str]) -> set[str]:
-        """Voters whose work for one of these was harmful time after time. Whom to keep away is for others to do."""
+        """Voters whose work for one of these parts was harmful repeatedly. The caller has to keep them away."""
         return set[str]().union(*(self._parts[name].reputation.expelled for name in parts))
 
     def close(self, part: str, now_s: float, loss: Callable[[str, int], Loss] | None = None) -> Merged:
-        """Merge what has come and open the next round. Raises CheckpointError when it cannot be stored.
+        """Merge the updates received and open the next round. Raises CheckpointError if the result cannot be stored.
 
-        :param loss: on held-out text, of a part and round; needed where merges are `scored`.
+        :param loss: makes the held-out loss for a part and round; needed if merges are `scored`.
         """
         p = self._parts[part]
         ready = p.ready()
@@ -196,7 +196,7 @@ class Ledger:
         deltas = [self.store.get_update(part, record["id"], record["sha256"]) for record in ready]
         sent = [(record["voter"], Share(record["weight"], delta)) for record, delta in zip(ready, deltas, strict=True)]
         shares = votes(sent, self.settings.steps_per_round)
-        # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
+        # a sparse codec's last updates carry the remainder of many rounds: with momentum they would overshoot
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
         settings = replace(self.settings, outer_rate=1.0, outer_momentum=0.0) if is_rest else self.settings
         scores = dict[str, UpdateScore]()
@@ -271,18 +271,18 @@ class Ledger:
 
 
 class _Part:
-    """The ledger's state of one part. Only `take` and `follow` change what records decide."""
+    """The ledger's state of one part. Only `take` and `follow` change state that records determine."""
 
     def __init__(self, name: str, weights: Tensors, settings: RoundSettings, now_s: float) -> None:
         self.name, self.settings = name, settings
         self.length = norm(weights)
         self.version = Version(weights, weights)
         self.public_digest = digest(weights)
-        self.digests = {0: self.public_digest}  # of what is stored, by version
-        self.round, self.beside = 0, dict[str, int]()  # versions of all parts when its round began
+        self.digests = {0: self.public_digest}  # of the stored versions
+        self.round, self.beside = 0, dict[str, int]()  # the open round, and the versions of all parts when it began
         self.begun_s, self.expected, self.has_workers = now_s, settings.replicas, False
         self.pending: dict[str, Record] = {}
-        self.ids: dict[str, tuple[str, int]] = {}  # of each update its worker, and the version that it goes into
+        self.ids: dict[str, tuple[str, int]] = {}  # by update: its worker, and the version that merges it
         self.handed_in: dict[tuple[str, int], str] = {}
         self.arrivals: list[float] = []
         self.past: deque[float] = deque(maxlen=REMEMBERED)
@@ -290,7 +290,7 @@ class _Part:
         self.reputation = Reputation()
 
     def ready(self) -> list[Record]:
-        """Updates that the open round merges, in an order that does not depend on arrival."""
+        """Updates that the open round merges, in an order independent of arrival."""
         return sorted(self.pending.values(), key=lambda record: record["id"])
 
     def take(self, record: Record) -> None:
@@ -306,11 +306,11 @@ class _Part:
             self.beside = record.get("beside", {})
 
     def began_beside(self, other: _Part) -> int:
-        """The version of another part that workers had when the open round began; the oldest that is kept."""
+        """The version of another part that workers had when the open round began, or the oldest one kept."""
         return max(self.beside.get(other.name, other.round), min(other.digests))
 
     def follow(self, record: Record) -> None:
-        """Go on to the round after the one that was closed."""
+        """Move on to the round after the closed one."""
         for name in (*record.get("left_out", ()), *record["updates"]):
             del self.pending[name]
         self.reputation.take(record.get("scores", {}))
@@ -319,7 +319,7 @@ class _Part:
         self.arrivals, self.beside = [], {}
         self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
-        # older ones are refused as stale
+        # older updates are refused as stale
         oldest = self.round - self.settings.max_staleness - 1
         self.handed_in = {key: name for key, name in self.handed_in.items() if key[1] >= oldest}
         self.ids = {name: self.ids[name] for name in self.handed_in.values()}

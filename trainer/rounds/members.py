@@ -1,4 +1,4 @@
-"""Members: the places of a run, and the leases of the workers that have them."""
+"""Members: the places of a run, and the leases of the workers that hold them."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -9,13 +9,13 @@ from trainer.rounds.store import Record, Store
 from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
-KEPT = ("worker", "lease", "device", "key", "finished")  # of a member, beside its place
+KEPT = ("worker", "lease", "device", "key", "finished")  # fields of a member that are saved with its place
 ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """One of the workers that a part has; `part` counts the parts of the run."""
+    """One worker's position; `part` is the number of its part in the run."""
 
     part: int
     replica: int
@@ -23,16 +23,16 @@ class Place:
 
 @dataclass
 class Member:
-    """The worker that has a place, or had it last."""
+    """The worker that holds a place, or held it last."""
 
     worker: str
     place: Place
     lease: str
     heard_s: float  # time of its last call
     device: str = ""
-    key: str = ""  # the token or certificate that it showed; empty where everybody has access
-    finished: int = -1  # the last round for which something was accepted from this place; -1 for none
-    # The last round for which nothing more comes from it: what it made was accepted, or refused.
+    key: str = ""  # the token or certificate that it presented; empty with open access
+    finished: int = -1  # the last round with an accepted update from this place; -1 for none
+    # The last round for which it is done: its update was accepted or refused.
     passed: int = -1
     beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)  # its last report of itself
     accepted: int = 0
@@ -41,21 +41,21 @@ class Member:
 
     @property
     def voter(self) -> str:
-        """Has one vote in a merge, whatever names its workers take."""
+        """The owner of one vote in a merge, whatever names its workers take."""
         return self.key or f"place-{self.place.replica}"
 
     def begins(self, round_: int) -> None:
-        """An order was given: what it said of itself before is over."""
+        """Record that an order was given, which ends its earlier report."""
         self.beat.doing, self.beat.round, self.beat.steps = rounds_pb2.DOING_FETCHING, round_, 0
 
     def has_finished(self, round_: int) -> None:
-        """Its update was accepted."""
+        """Record that its update was accepted."""
         self.finished = max(self.finished, round_)
         if self.beat.round <= round_:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
     def was_told(self, round_: int, verdict: rounds_pb2.Verdict) -> None:
-        """Note the verdict on its update."""
+        """Record the verdict on its update."""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             self.refused, self.problem = self.refused + 1, f"refused: {verdict.reason}"
         else:
@@ -63,29 +63,29 @@ class Member:
             self.has_finished(round_)
 
     def has_passed(self, round_: int) -> bool:
-        """True if its update of a round was refused: it is not made again, unless it is asked for."""
+        """True if its update of a round was refused: it does not repeat it without an order."""
         return self.finished < round_ <= self.passed
 
     def is_late(self, open_round: int) -> bool:
-        """True if the round that it is to hand in next is closed: it is slow, or hangs."""
+        """True if the round that it hands in next is already closed: it is slow or hangs."""
         known = self.beat.doing != rounds_pb2.DOING_UNSPECIFIED
         return known and max(self.beat.round, self.finished + 1) < open_round
 
 
 class Members:
-    """The places of a run. They outlive the coordinator: after a restart every lease begins anew.
+    """The places of a run. They outlive the coordinator: after a restart every lease starts over.
 
-    Times are seconds on a clock that only goes forward.
+    Times are seconds on a monotonic clock.
     """
 
     def __init__(self, store: Store, parts: int, replicas: int, lease_s: float, now_s: float) -> None:
-        """:param store: where the places were kept, and will be."""
+        """:param store: holds the places, before and after."""
         self.store, self.parts, self.replicas, self.lease_s = store, parts, replicas, lease_s
-        self.is_closed: Callable[[Place], bool] = lambda place: False  # nobody may take it
+        self.is_closed: Callable[[Place], bool] = lambda place: False  # True if no worker may take the place
         self._members: dict[Place, Member] = {}
         for record in store.members():
             place = Place(record["part"], record["replica"])
-            # where somebody had it, the lease begins anew
+            # if a worker held it, its lease starts over
             heard_s = now_s if record["lease"] else float("-inf")
             if place.part < parts and place.replica < replicas:
                 kept = {name: record[name] for name in KEPT}
@@ -97,11 +97,11 @@ class Members:
     def join(
         self, worker: str, part: int | None, now_s: float, device: str = "", key: str = "", stands_by: bool = False
     ) -> Member:
-        """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises StatusError.
+        """A place for `worker`: its own, else an unused one, else one whose worker is gone. Raises StatusError.
 
-        :param key: that it showed; a key has one place. :param stands_by: not to take it from a process of its name.
+        :param key: the key presented; each has one place. :param stands_by: do not take it from a process of its name.
 
-        To be saved before anybody learns of it.
+        The caller saves it before any worker learns of it.
         """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
@@ -127,7 +127,7 @@ class Members:
         return member
 
     def called(self, worker: str, lease: str, now_s: float) -> Member:
-        """The member that calls, whose lease begins anew. Raises StatusError."""
+        """The calling member, with its lease renewed. Raises StatusError."""
         for member in self._members.values():
             if member.lease and member.worker == worker:
                 if member.lease == lease:
@@ -139,22 +139,22 @@ class Members:
         raise aborted(f"{said}; it joins again")
 
     def remember(self, worker: str, part: int, round_: int) -> None:
-        """Something of `worker` was accepted for this round, before this process began."""
-        # What came from its place under other names was saved when the place went to it.
+        """Record that an update of `worker` was accepted for this round before this process started."""
+        # Updates from its place under other names were saved when it got the place.
         for member in self._members.values():
             if member.worker == worker and member.place.part == part:
                 member.has_finished(round_)
 
     def leave(self, member: Member) -> None:
-        """Give a place back; what was handed in from it stays known. To be saved."""
+        """Give a place back; its updates stay known. The caller saves this."""
         member.lease, member.heard_s = "", float("-inf")
 
     def records(self) -> list[Record]:
-        """All that is to be saved, as it is now."""
+        """The current state to save."""
         return [asdict(m.place) | {name: getattr(m, name) for name in KEPT} for m in self]
 
     def at(self, place: Place) -> Member | None:
-        """The member that has a place, or had it last."""
+        """The member that holds a place, or held it last."""
         return self._members.get(place)
 
     def is_here(self, member: Member, now_s: float) -> bool:
@@ -162,16 +162,16 @@ class Members:
         return now_s - member.heard_s < self.lease_s
 
     def present(self, part: int, now_s: float) -> int:
-        """Workers of a part whose leases hold."""
+        """Number of a part's workers whose leases hold."""
         return sum(m.place.part == part and self.is_here(m, now_s) for m in self._members.values())
 
     def _own(self, same: Sequence[Member], worker: str, part: int | None) -> Place | None:
-        """The place that it has, before one that it gave back."""
+        """The place that it holds, in preference to one that it gave back."""
         own = [m for m in same if m.worker == worker and part in (None, m.place.part)]
         return min(own, key=lambda m: not m.lease).place if own else None
 
     def _free(self, part: int | None, now_s: float) -> Place | None:
-        """The parts that have the fewest workers come first."""
+        """A free place, first in the parts with the fewest workers."""
         wanted = range(self.parts) if part is None else (part,)
         places = [Place(p, r) for p in wanted for r in range(self.replicas) if not self.is_closed(Place(p, r))]
         taken = {place for place, member in self._members.items() if self.is_here(member, now_s)}

@@ -1,4 +1,4 @@
-"""Merging: which updates count, votes, the outer step; scores on held-out text, and the voters' records of them."""
+"""Merging: checks of updates, votes and the outer step; scores on held-out text, and the voters' records."""
 
 import math
 from collections import Counter
@@ -17,13 +17,13 @@ from trainer.rounds.parts import PartTask, see
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share, Update
 
-MIN_NORMS = 3  # updates without which nobody can say which norm is usual
-# Local steps in which training may go as far as its part is long; of what it goes, `norm_limit` times is absurd.
+MIN_NORMS = 3  # updates needed to know the usual norm
+# Local steps in which training may move a part by its own norm; `norm_limit` times that is absurd.
 STEPS_A_LENGTH = 100
 
 
 def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
-    """A sentence about the round or version of an update; None where they are right."""
+    """A sentence about a wrong round or version of an update; None if they are right."""
     if not 0 <= update.round <= open_round:
         return f"round {update.round} of {update.part} is not open; the open one is {open_round}"
     if not 0 <= update.base_version <= update.round:
@@ -40,15 +40,15 @@ def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str
 
 
 def wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
-    """A sentence about the norm of an update, `length`; None where it is right.
+    """A sentence about a wrong norm `length` of an update; None if it is right.
 
-    begun: norm of the part as it began; known: norms of what was accepted before.
+    begun: the part's initial norm; known: norms of the updates accepted before.
     """
     if not math.isfinite(length):
         return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
     if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
         return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
-    # the first have no usual norm to be held against, and half of the workers can raise it little by little
+    # the first updates have no usual norm to compare with, and half of the workers can raise it little by little
     most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_A_LENGTH)
     if 0 < most < length:
         return (
@@ -58,9 +58,9 @@ def wrong_norm(length: float, begun: float, known: Sequence[float], settings: Ro
 
 
 def votes(shares: Sequence[tuple[str, Share]], most: float) -> dict[str, Share]:
-    """One share for each voter: several are their weighted mean, with the weight of one round's work at most."""
-    # Late work counts, so a voter may have the updates of several rounds in one merge. Kept as they are, who keeps two
-    # rounds back has three of five values.
+    """One share per voter: several become their weighted mean, with at most the weight of one round's work."""
+    # Late work counts, so a voter may have updates of several rounds in one merge. Kept separate, a voter that holds
+    # two rounds back would have three of five values.
     found = dict[str, list[Share]]()
     for voter, share in shares:
         found.setdefault(voter, []).append(share)
@@ -83,9 +83,9 @@ def weighted_mean(shares: Sequence[Share]) -> Tensors:
 def outer_step(
     settings: RoundSettings, theta: Tensors, shares: Sequence[Share], momentum: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """The next version of a part from this one and at least one update, and the momentum then.
+    """The next version of a part from this one and at least one update, with the new momentum.
 
-    The plain average of where the workers went, as federated averaging does (arXiv 1602.05629), or SGD with Nesterov
+    The plain average of the workers' weights, as in federated averaging (arXiv 1602.05629), or SGD with Nesterov
     momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).
     """
     gradient = weighted_mean(shares)
@@ -96,27 +96,27 @@ def outer_step(
     return add(theta, add(gradient, momentum, settings.outer_momentum), -settings.outer_rate), momentum
 
 
-# Scores: updates measured on held-out text before they are merged.
-# As Gauntlet (arXiv 2505.21684) scores an update, by the held-out loss that it takes off. No rule that compares updates
-# with each other can defend one of two workers, nor one of three against two: only text tells which of them is wrong.
+# Scores: updates are measured on held-out text before they are merged.
+# The score is the reduction of the held-out loss, as in Gauntlet (arXiv 2505.21684). No rule that compares updates with
+# each other can defend one of two workers, or one of three against two: only text shows which one is wrong.
 
-Loss = Callable[[Tensors], Sequence[float]]  # of weights of a part: nats of the same batches, whatever the weights
+Loss = Callable[[Tensors], Sequence[float]]  # nats of a part's weights, on the same batches for any weights
 
-BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most 3 M times so many forward passes
-WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
+BATCHES = 8  # of a worker's batch size; a merge of M voters takes at most 3 M times as many forward passes
+WINDOWS = 16  # least windows of held-out text: a worker that knows them could memorize fewer
 DOUBT = 3.0  # standard errors within which a difference proves nothing
-# Share of the others' gain that a voter may cost: in a round the longest step is often best, in a run the mean is.
+# Share of the others' gain that a voter may cost: the longest step is often best for a round, the mean for a run.
 SLACK = 0.1
-# Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
+# Merges after which a voter has its full weight: before, this many newcomers together weigh as much as one worker.
 FULL_RECORD = 10
-MOST_STRIKES = 3  # rounds one after the other in which a voter's work was harmful beyond doubt, and another's was not
+MOST_STRIKES = 3  # consecutive rounds in which a voter's work was harmful beyond doubt and another's was not
 
 
 @dataclass(frozen=True)
 class UpdateScore:
-    """Score of one voter's work in one merge."""
+    """The score of one voter's work in one merge."""
 
-    nats: float | None  # held-out loss that its share takes off; None where that is no finite number
+    nats: float | None  # reduction of the held-out loss by its share; None if not finite
     error: float  # standard error of that, in nats
     kept: bool
     harmful: bool
@@ -128,12 +128,12 @@ class UpdateScore:
 
 
 class HeldOut:
-    """Held-out loss of a part: the loss that its workers train with, on validation text. For one thread."""
+    """Held-out loss of a part: its workers' training loss, on validation text. For one thread."""
 
     def __init__(self, spec: RunSpec, corpus: Corpus, weights: Callable[..., Tensors], seed: int) -> None:
-        """:param weights: of any part, the newest, or those with which a round began.
+        """:param weights: returns any part's weights, the newest or those at a round's start.
 
-        :param seed: chooses the batches; workers must not know it. Raises DataError for too little text.
+        :param seed: selects the batches; workers must not know it. Raises DataError for too little text.
         """
         length = spec.config.architecture.context_length + 1
         if len(corpus.valid) < WINDOWS * length:
@@ -148,11 +148,11 @@ class HeldOut:
         self.tasks: dict[str, PartTask] = {}
 
     def __call__(self, part: str, round_: int) -> Loss:
-        """The loss by which a merge of that round is judged."""
+        """The loss that judges a merge of that round."""
         if (task := self.tasks.get(part)) is None:
             task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
-        # Workers began the round with other parts as they were then. Next to parts that have closed the round already,
-        # the honest work of a pipeline raises the loss: those were trained to fit what it began from.
+        # Workers began the round with the other parts of that time. Combined with parts that have already closed the
+        # round, honest work of a pipeline raises the loss, because these were trained to fit its old weights.
         see(task, {name: self.weights(name, beside=part) for name in task.copies})
 
         def measure(weights: Tensors) -> list[float]:
@@ -164,7 +164,7 @@ class HeldOut:
 
 
 class Reputation:
-    """Records of the voters of one part, made from the lines of the log alone, so that a restart has the same."""
+    """Records of one part's voters, made only from the log, so that a restart restores them."""
 
     def __init__(self) -> None:
         self.merged: Counter[str] = Counter()
@@ -172,13 +172,13 @@ class Reputation:
         self.expelled = set[str]()
 
     def weight(self, voter: str) -> float:
-        """Factor of the weight of its updates."""
+        """Factor on the weight of a voter's updates."""
         return min(self.merged[voter] + 1, FULL_RECORD) / FULL_RECORD
 
     def take(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
-        """:param scores: of one closed round, as the log has them."""
+        """:param scores: one closed round's scores, from the log."""
         for voter, score in scores.items():
-            # lost at once and earned slowly: who harms now and then has little weight where the text is in doubt
+            # lost at once and earned slowly: a voter that harms at times has little weight when text is inconclusive
             self.merged[voter] = 0 if score["harmful"] else self.merged[voter] + score["kept"]
             self.strikes[voter] = self.strikes[voter] + 1 if score["harmful"] else 0
             if self.strikes[voter] >= MOST_STRIKES:
@@ -192,23 +192,23 @@ def admit(
     loss: Loss,
     trust: Callable[[str], float],
 ) -> dict[str, UpdateScore]:
-    """The score of each voter's share of a merge, and whether it is kept.
+    """Score each voter's share of a merge, and decide whether to keep it.
 
-    :param step: the next version from some shares; trust: 0 to 1.
+    :param step: makes the next version from some shares; trust: 0 to 1.
     """
-    # A share is tried at the weight that it has in the merge: at full length an honest one often raises the loss, when
-    # only the mean of several lowers it.
+    # Try a share at its weight in the merge: at full length an honest one often raises the loss, and only the mean of
+    # several lowers it.
     before, total = loss(theta), sum(share.weight for share in shares.values())
     alone = {v: loss(add(theta, s.delta, -s.weight / total)) for v, s in shares.items()}
     gains = {v: [a - b for a, b in zip(before, after, strict=True)] for v, after in alone.items()}
-    # The doubt is for who has a record: newcomers that each harm too little to be seen would be many at no cost.
+    # Only voters with a record get the benefit of the doubt: many newcomers, each a little harmful, would cost nothing.
     kept = sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: fmean(gains[v]))
 
     def measured(voters: Sequence[str]) -> Sequence[float]:
         return loss(step([shares[voter] for voter in voters])) if voters else before
 
-    # What helps by itself can still make the others' step too long, or turn it: then the merge is better without it. To
-    # begin with one and add others would try that one at full length, and left out a quarter of the honest work.
+    # A share that helps by itself can still make the others' step too long or turn it; then the merge is better without
+    # it. Starting with one share and adding others tries that one at full length, and lost a quarter of honest work.
     found, rests = measured(kept), {voter: measured([v for v in kept if v != voter]) for voter in kept}
     for voter in sorted(rests, key=lambda v: (math.isnan(mean := fmean(rests[v])), mean)):
         others = [other for other in kept if other != voter]
@@ -221,13 +221,13 @@ def admit(
 
 
 def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
-    """Mean and its standard error; None where one is not finite."""
+    """Mean and its standard error; None if a gain is not finite."""
     if not all(map(math.isfinite, gains)):
         return None, 0.0
     return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 
 def _most(gains: Sequence[float], doubt: float = DOUBT) -> float:
-    """Mean gain that paired batches do not rule out, within so many errors; NaN where one is not finite."""
+    """Mean gain that paired batches do not rule out, within `doubt` errors; NaN if a gain is not finite."""
     mean, error = _mean(gains)
     return math.nan if mean is None else mean + doubt * error

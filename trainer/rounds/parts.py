@@ -1,4 +1,4 @@
-"""Parts: the training task of one worker, with frozen copies of other parts, or the features that they pass on."""
+"""Parts: the training task of one worker, with frozen copies of other parts or the features that they pass on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ STAGE, AR = "stage", "ar"
 
 @dataclass
 class Neighbours:
-    """Ways in and out of a part whose worker has no copies of those before it."""
+    """The inputs and outputs of a part whose worker has no copies of earlier parts."""
 
-    # Features (sequences, positions, width) that a step reads, by its number; and what takes those that it makes.
+    # Returns the features (sequences, positions, width) of a step by its number; and receives those that it makes.
     feed: Callable[[int], Tensor] | None = None
     pass_on: Callable[[int, Tensor], None] = lambda step, made: None
 
 
 class PartTask(Task, Protocol):
-    """A task that is trained with published weights of other parts."""
+    """A task trained with published weights of other parts."""
 
-    # Frozen copies of those that it reads or looks ahead through, by name.
+    # Frozen copies of the parts that it reads or looks ahead through, by name.
     copies: Mapping[str, nn.Module]
     neighbours: Neighbours
 
 
 class BlockPart(BlockTask):
-    """A block, which reads nothing of the others."""
+    """A block, which reads nothing from the others."""
 
     copies: Mapping[str, nn.Module] = {}
     neighbours = Neighbours()
@@ -48,7 +48,7 @@ class StagePart:
     """A stage of a scorer, which learns from the last head."""
 
     def __init__(self, stage: ArStage, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig) -> None:
-        """:param copies: of the stages after it, and, unless it is fed, of those before it, in order."""
+        """:param copies: of the later stages and, unless it is fed, of the earlier ones, in order."""
         self.module = stage.to(corpus.device)
         self.name = stage_name(stage.index)
         self.before = [copy.requires_grad_(False) for copy in copies if copy.index < stage.index]
@@ -74,7 +74,7 @@ class StagePart:
         return known
 
     def evaluate(self) -> dict[str, float]:
-        """Nothing of its own: a pipeline is measured at its end."""
+        """Nothing: a pipeline is measured only at its end."""
         return {}
 
 
@@ -86,7 +86,7 @@ class ArPart(ArTask):
 
 
 def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
-    """Give a part newer weights of all that it has copies of."""
+    """Load newer weights into all of a part's copies."""
     for name, copy in part.copies.items():
         share(copy, published[name])
 
@@ -96,23 +96,23 @@ def stage_name(index: int) -> str:
 
 
 class Learner:
-    """Keeps the inner optimizer's state from round to round, as DiLoCo does (arXiv 2311.08105)."""
+    """Trains a part, keeping the inner optimizer's state between rounds, as DiLoCo does (arXiv 2311.08105)."""
 
     def __init__(self, part: PartTask, config: TrainingConfig) -> None:
-        """:param config: settled: its `steps` are those of the whole run."""
+        """:param config: `settled`, so its `steps` are those of the whole run."""
         self.part, self.config = part, config
         self.optimizers = OptimizerSet(part.module, config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights of the part."""
+        """Load weights of the part."""
         load(self.part.module, weights)
 
     def train(
         self, first: int, steps: int, exchange: Callable[[nn.Module], None] = lambda module: None
     ) -> dict[str, float]:
-        """Make `steps` local steps, the first of which is number `first` of the run; the last one's losses.
+        """Do `steps` local steps, starting with number `first` of the run; returns the last one's losses.
 
-        :param exchange: may change the gradients. Raises ConfigError for one that is not finite.
+        :param exchange: may change the gradients. Raises ConfigError for a gradient that is not finite.
         """
         record = dict[str, float]()
         for step in range(first, first + steps):
@@ -124,13 +124,13 @@ class Learner:
         return trainable(self.part.module)
 
 
-CODEC = Int8()  # A scale a position: what hosts send each other
-FEATURES = "features-"  # and a round: the name of its file
+CODEC = Int8()  # one scale per position, as between hosts
+FEATURES = "features-"  # with a round number, the name of its file
 
 
 @dataclass(frozen=True)
 class FeatureFormat:
-    """For each local step of a round, in order, one payload of the codec."""
+    """The file of a round's features: one codec payload per local step, in order."""
 
     steps: int
     sequences: int
@@ -151,27 +151,27 @@ class FeatureFormat:
         return self.steps * self.step_bytes
 
     def encode(self, features: Tensor) -> bytes:
-        """features: of one step, (sequences, positions, width)."""
+        """features: one step's, (sequences, positions, width)."""
         return CODEC.encode(features.detach().float().cpu().flatten(0, 1))
 
     def decode(self, payload: bytes) -> Tensor:
-        """Features of one step, (sequences, positions, width) float32. Raises CodecError."""
+        """One step's features, (sequences, positions, width) float32. Raises CodecError."""
         rows = CODEC.decode(payload, self.sequences * self.positions, self.width, FEATURE_LIMIT)
         return rows.view(self.sequences, self.positions, self.width)
 
 
 def is_fed(config: TrainingConfig, index: int) -> bool:
-    """True if part `index` reads what the worker of the part before passes on."""
+    """True if part `index` reads features from the worker of the previous part."""
     return config.rounds.by_features and index > 0
 
 
 def passes_on(config: TrainingConfig, index: int) -> bool:
-    """True if the worker of part `index` passes on what it makes."""
+    """True if the worker of part `index` passes its features on."""
     return config.rounds.by_features and index < config.architecture.parts - 1
 
 
 def tidy(directory: Path, names: str, oldest: int) -> None:
-    """Make a directory of such files, and remove those called so of rounds before `oldest`. Raises CheckpointError."""
+    """Create a directory of feature files, and remove the `names` of rounds before `oldest`. Raises CheckpointError."""
     with file_errors(CheckpointError, f"cannot write {directory}"):
         directory.mkdir(exist_ok=True)
         for path in directory.glob(names):

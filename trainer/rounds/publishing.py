@@ -1,4 +1,4 @@
-"""From rounds to serving: the newest weights as a checkpoint that hosts load, behind the gate that checkpoints have."""
+"""From rounds to serving: writes the newest weights as a checkpoint for hosts, after the usual check."""
 
 import math
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from trainer.blocks.train import diagnose
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.spec import RunSpec
 
-WORST_NATS = math.log(VOCABULARY) + 1.0  # weights that know nothing have ln 256; what is far above is confidently wrong
+WORST_NATS = math.log(VOCABULARY) + 1.0  # untrained weights have ln 256; far above that, a model is confidently wrong
 
 
 class Publisher:
-    """Writes the checkpoint in `out`, whose manifest was made when the run began."""
+    """Writes the checkpoint in `out`, whose manifest dates from the run's start."""
 
     def __init__(self, spec: RunSpec, out: Path, corpus: Corpus) -> None:
         self.spec, self.out, self.corpus = spec, out, corpus
-        # Version of each part that is in the checkpoint, as far as this process has put it there.
+        # The version of each part in the checkpoint, if this process put it there.
         self.published: dict[str, int] = {}
 
     def publish(self, versions: Mapping[str, tuple[int, Tensors]], last: bool) -> None:
-        """Put versions into the checkpoint; after the last round measure the whole, too.
+        """Put versions into the checkpoint; after the last round, also measure the whole model.
 
-        Raises CheckpointError when the loss on the probe text is not that of a model: the checkpoint stays as it was.
-        Or when it cannot be stored: then every file is whole, and some may be new.
+        Raises CheckpointError if the loss on the probe text is too high for a model (the checkpoint stays as it was) or
+        if it cannot be stored (every file is whole, and some may be new).
         """
         numbers = {part: number for part, (number, _) in versions.items()}
         weights = {part: tensors for part, (_, tensors) in versions.items()}
@@ -70,7 +70,7 @@ class Publisher:
 
 def _check(what: str, measures: Measures) -> None:
     for name, nats in measures.items():
-        if not nats <= WORST_NATS:  # true for NaN, too
+        if not nats <= WORST_NATS:  # true for NaN too
             raise CheckpointError(
                 f"{what} is not published: {name} on the probe text is {nats:.3f}, and {math.log(VOCABULARY):.3f} is "
                 "what untrained weights give; the checkpoint stays as it was"

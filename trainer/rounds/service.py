@@ -1,4 +1,4 @@
-"""A coordinator on the network: its gRPC service, with access and status, and the process that ends with the run."""
+"""A coordinator on the network: its gRPC service with access control and status, and the process of the run."""
 
 import asyncio
 import logging
@@ -35,19 +35,19 @@ MAX_WATCHERS = 64
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 3600.0
 RETRY_MS = 2000
-# Calls open at once for one thing. More than one, for a call whose peer is gone lasts until keepalive has noticed.
+# Most open calls for one subject. More than one, because a call whose peer is gone lasts until keepalive notices.
 MOST_ALIKE = 4
 
 
 class WorkerAccess:
-    """Access by token where there is a token file, else by certificate where callers must show one, else free."""
+    """Access control: by token with a token file, else by certificate if callers must present one, else open."""
 
     def __init__(self, keyring: Keyring, mutual: bool) -> None:
-        """:param mutual: whether every caller has shown a certificate of our authority."""
+        """:param mutual: whether every caller presents a certificate of our authority."""
         self.keyring, self.mutual = keyring, mutual
 
     def check_scope(self, context: Context, scope: str) -> str | None:
-        """The caller's name; None where everybody has access. Raises StatusError."""
+        """The caller's name; None with open access. Raises StatusError."""
         if not self.keyring.open:
             return self.keyring.identify(context.invocation_metadata(), scope).name
         if not self.mutual:
@@ -60,7 +60,7 @@ class WorkerAccess:
         return identity.name
 
     def check_worker(self, context: Context, worker: str) -> str:
-        """The caller's key, empty where everybody has access. Raises StatusError unless it may work as `worker`."""
+        """The caller's key, empty with open access. Raises StatusError unless it may work as `worker`."""
         name = self.check_scope(context, WORK)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
             said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
@@ -69,16 +69,16 @@ class WorkerAccess:
 
 
 class NewestCalls:
-    """Open calls by subject: of several for one thing the newest counts, and the others end when they notice."""
+    """Open calls by subject: only the newest call for a subject counts, and the others end when they notice."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, list[object]] = {}
 
     @contextmanager
     def begin(self, what: Hashable) -> Iterator[Callable[[], None]]:
-        """One more, for the length of the block. Raises StatusError where there are too many.
+        """Register a call during a `with` block. Raises StatusError if there are too many.
 
-        Yields what is to be called before each step: it raises StatusError once another has begun.
+        Yields a function to call before each step, which raises StatusError once another call has begun.
         """
         alike, mine = self._open.setdefault(what, []), object()
         if len(alike) >= MOST_ALIKE:
@@ -98,12 +98,12 @@ class NewestCalls:
 
 
 class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
-    """Turns messages into calls of a Coordinator, and Refusals into statuses."""
+    """Turns messages into calls of a Coordinator, and errors into gRPC statuses."""
 
     def __init__(self, coordinator: Coordinator, access: WorkerAccess) -> None:
         self.coordinator, self.access = coordinator, access
         self.watchers = 0
-        # By place; by place and file.
+        # Keyed by place, and by place and file.
         self._sending, self._fetching = NewestCalls(), NewestCalls()
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
@@ -118,7 +118,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         async with self._statuses(context, request.worker):
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
-                # looked up for each piece, and not kept: a slow reader keeps no file that is not offered any more
+                # looked up for each piece: a slow reader must not keep a file that is no longer offered
                 while (piece := piece_at(await self.coordinator.read(request, offset), offset)) is not None:
                     check()
                     offset += len(piece.data)
@@ -160,7 +160,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                 intake = await in_thread(features.begin, member.place, passing.round)
                 yield rounds_pb2.PassResponse(offset=intake.offset)
                 await self._receive(requests, intake, passing, check, features.grew)
-                await in_thread(intake.sync)  # once this is known the worker hands in, and makes them no more
+                await in_thread(intake.sync)  # after this answer the worker hands in and never makes them again
             yield rounds_pb2.PassResponse(offset=intake.offset)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
@@ -193,7 +193,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
     @asynccontextmanager
     async def _statuses(self, context: Context | None = None, worker: str = "") -> AsyncIterator[None]:
-        """Makes a status of an error that is raised inside: it ends the call. :param worker: who must be the caller."""
+        """Turn an error raised inside into a status that ends the call. :param worker: the required caller."""
         try:
             if context is not None:
                 self.access.check_worker(context, worker)
@@ -204,7 +204,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             raise invalid(str(error)) from None
         except CheckpointError as error:
             self.coordinator.report(error)
-            raise internal(str(error)) from None  # not the status of a full run: who joins tries again
+            raise internal(str(error)) from None  # not the status of a full run, so that a joining worker retries
 
     async def _receive(
         self,
@@ -214,7 +214,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         check: Callable[[], None],
         stored: Callable[[], None] = lambda: None,
     ) -> None:
-        """Store pieces until all have come. Raises StatusError, RequestError, CheckpointError."""
+        """Store pieces until all have arrived. Raises StatusError, RequestError, CheckpointError."""
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:
@@ -292,15 +292,15 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
 # The process
 
 STORE = "rounds"
-FAREWELL_S = 10.0  # time in which workers learn that the run is over
-DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
+FAREWELL_S = 10.0  # time for workers to learn that the run is over
+DRAIN_S = 5.0  # time for running calls when the coordinator stops
 POLL_S = 0.05
 
 
 def coordinate(config: TrainingConfig, corpus: Corpus, settings: CoordinatorSettings) -> RunSpec:
-    """Run a coordinator to the end of its run. Raises OnesweepError; Interrupted when it was told to stop.
+    """Run a coordinator to the end of its run. Raises OnesweepError; Interrupted on a request to stop.
 
-    What the rounds need lies in the checkpoint's folder `rounds`.
+    The checkpoint's folder `rounds` holds the state of the rounds.
     """
     raise_descriptor_limit()
     keyring, out = Keyring(settings.tokens), settings.out
@@ -323,15 +323,15 @@ def coordinate(config: TrainingConfig, corpus: Corpus, settings: CoordinatorSett
 
 
 def ledger_of(spec: RunSpec, store: Store) -> Ledger:
-    """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
+    """The ledger of a run whose open rounds begin now, by a Coordinator's clock."""
     return Ledger(spec.config.rounds, spec.initial(), store, spec.run, monotonic())
 
 
 @asynccontextmanager
 async def open_port(coordinator: Coordinator, keyring: Keyring) -> AsyncIterator[int]:
-    """Answers calls inside the block, on this port; at its end those under way have a while to come to theirs.
+    """Answer calls inside the block, on the yielded port; at its end, running calls get a while to finish.
 
-    Raises InputError, ServiceError where it cannot be listened on.
+    Raises InputError, ServiceError if it cannot listen.
     """
     settings = coordinator.settings
     mutual = settings.security.tls is not None and keyring.open
@@ -351,11 +351,11 @@ async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
         await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
         ends = monotonic() + FAREWELL_S * (rounds.done() and not rounds.exception())
         while monotonic() < ends and any(coordinator.members.is_here(m, monotonic()) for m in coordinator.members):
-            await asyncio.sleep(POLL_S)  # until the workers that are here know of the end
+            await asyncio.sleep(POLL_S)  # until the present workers know of the end
     finally:
         coordinator.stop()
         if not rounds.done():
-            rounds.cancel()  # a merge that is under way comes to its end
+            rounds.cancel()  # a running merge still finishes
         told.cancel()
         await asyncio.gather(rounds, told, return_exceptions=True)
     if rounds.cancelled():

@@ -1,4 +1,4 @@
-"""Rounds in one process: real training and ledger, virtual time and links."""
+"""Rounds in one process, with real training and a real ledger, but virtual time and links."""
 
 import heapq
 import math
@@ -24,31 +24,31 @@ from trainer.rounds.store import Store, Update
 from trainer.rounds.worker_state import WorkerProgress, WorkerRounds
 
 Fate = Literal["in time", "late", "lost"]
-# What makes a virtual worker miss a round of those that pass features on to it.
+# Settings that make a virtual worker miss features of the worker before it.
 ABSENT = ("in_time", "lost", "lie")
 
 
 @dataclass(frozen=True)
 class SimulatedWorkers:
-    """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual."""
+    """Speeds and links of virtual workers, and the fates of their updates. Seconds are virtual."""
 
     step_s: float = field(default=1.0, metadata=limits(above=0))  # of a local step
-    # Times a replica takes longer, one by one; from the front again when there are more replicas.
+    # Slowdown factor of each replica; repeats from the front if there are more replicas.
     slowness: tuple[float, ...] = field(default=(1.0,), metadata=limits(above=0))
     latency_s: float = field(default=0.1, metadata=limits(above=0))  # of a message
     up_mbps: float = field(default=20.0, metadata=limits(above=0))  # of a worker's link
     down_mbps: float = field(default=100.0, metadata=limits(above=0))
-    in_time: float = field(default=1.0, metadata=limits(least=0, most=1))  # share of the updates; others are late
-    late_rounds: float = field(default=1.5, metadata=limits(above=0))  # by so many rounds
-    lost: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share of the updates that never come
-    lie: float = 1.0  # times a liar's updates are too long; below 0 they point back
-    liars: int = field(default=1, metadata=limits(least=1))  # of the last replicas
+    in_time: float = field(default=1.0, metadata=limits(least=0, most=1))  # share of updates; the others are late
+    late_rounds: float = field(default=1.5, metadata=limits(above=0))  # how many rounds late
+    lost: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share of updates that never arrive
+    lie: float = 1.0  # factor on the length of a liar's updates; below 0 they point backwards
+    liars: int = field(default=1, metadata=limits(least=1))  # the last replicas lie
 
     def __post_init__(self) -> None:
         check(self)
 
     def check_run(self, config: TrainingConfig) -> None:
-        """Raise ConfigError where such workers cannot train a run of these settings."""
+        """Raise ConfigError if such workers cannot train a run with these settings."""
         honest, lockstep = SimulatedWorkers(), not config.rounds.deadline_s
         absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
         if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
@@ -61,14 +61,14 @@ class SimulatedWorkers:
         return steps * self.step_s * self.slowness[replica % len(self.slowness)]
 
     def up_s(self, size: int) -> float:
-        """A message of `size` bytes on its way to the coordinator."""
+        """Time of a message of `size` bytes to the coordinator."""
         return self.latency_s + size * 8e-6 / self.up_mbps
 
     def down_s(self, size: int) -> float:
         return self.latency_s + size * 8e-6 / self.down_mbps
 
     def fate(self, seed: int, part: str, update: str) -> Fate:
-        """Fate of an update, by its id: a pure function of the run's seed."""
+        """The fate of an update, by its id: a pure function of the run's seed."""
         draw = random.Random(f"{seed} {part} {update}")
         if draw.random() < self.lost:
             return "lost"
@@ -77,26 +77,26 @@ class SimulatedWorkers:
 
 @dataclass
 class RoundsTraffic:
-    """Bytes on the links, and counts of updates."""
+    """Bytes on the links and counts of updates."""
 
     up_bytes: int = 0
-    down_bytes: int = 0  # of the parts that a worker trains
-    copies_bytes: int = 0  # of the copies that it has of others
-    features_bytes: int = 0  # of the features that it reads instead
+    down_bytes: int = 0  # of the parts that workers train
+    copies_bytes: int = 0  # of their copies of other parts
+    features_bytes: int = 0  # of the features that they read instead
     updates: Counter[str] = field(default_factory=Counter)  # by fate: in time, late, dropped, refused, lost
-    busy_s: float = 0.0  # virtual seconds of all workers that were spent on training
-    seconds: float = 0.0  # virtual, until the last round was closed
+    busy_s: float = 0.0  # virtual seconds that all workers spent training
+    seconds: float = 0.0  # virtual, until the last round closed
 
 
 class Simulation:
-    """Parts times replicas, moved by a queue of events in virtual time; everything in it is deterministic."""
+    """Parts times replicas, driven by a queue of events in virtual time; everything in it is deterministic."""
 
     def __init__(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> None:
         self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
         self.ledger = Ledger(self.settings, spec.initial(), Store(), "simulation")
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
-        # By part and replica that read them: features of a round, and when the first of them are there.
+        # By reading part and replica: a round's features, and the time when the first of them arrive.
         self.passed: dict[tuple[int, int], tuple[float, list[Tensor]]] = {}
         self.traffic = RoundsTraffic()
         self.workers = [
@@ -111,11 +111,11 @@ class Simulation:
         self._events = 0
 
     def run(self) -> RoundsTraffic:
-        """Train until every part has made its last round. Raises what training raises."""
+        """Train until every part has finished its last round. Raises the errors of training."""
         for worker in self.workers:
             self.at(0.0, worker.train)
         while self._queue or self.waiting:
-            if not self._queue:  # nobody would ever hand in: all updates of a round were lost
+            if not self._queue:  # all updates of a round were lost, and no worker would ever hand in
                 waiting, self.waiting = self.waiting, []
                 for worker in waiting:
                     worker.try_again(self.traffic.seconds)
@@ -124,7 +124,7 @@ class Simulation:
         return self.traffic
 
     def at(self, time: float, action: Callable[[float], None]) -> None:
-        """Do `action` at a time; actions of the same time are done in the order of the calls."""
+        """Schedule `action` for a time; actions at the same time run in the order of the calls."""
         heapq.heappush(self._queue, (time, self._events, action))
         self._events += 1
 
@@ -133,12 +133,12 @@ class Simulation:
         return {part: self.ledger.weights(part) for part in self.spec.parts}
 
     def may_begin(self, index: int, round_: int) -> bool:
-        """As a coordinator's relay of features says."""
+        """True if a coordinator's feature relay would allow it."""
         later = self.spec.parts[index + 1 :] if self.settings.by_features else ()
         return all(self.ledger.round(part) >= round_ for part in later)
 
     def expect(self, part: str) -> None:
-        """Let the open round wait for all workers but those that were expelled, or refused in it."""
+        """Make the open round wait for all workers except expelled ones and those refused in it."""
         gone = self.ledger.expelled([part]) | self.refused[part, self.ledger.round(part)]
         self.ledger.expect(part, max(self.settings.replicas - len(gone), 1))
 
@@ -153,7 +153,7 @@ class Simulation:
         self.check(update.part, now)
 
     def check(self, part: str, now: float) -> None:
-        """Close the open round if it is due, else come again when it will be."""
+        """Close the open round if it is due, else schedule a check for when it is."""
         while self.ledger.round(part) < self.settings.rounds and self.ledger.due(part, now):
             merged = self.ledger.close(part, now, self.loss)
             self.traffic.seconds = max(self.traffic.seconds, now)
@@ -178,26 +178,26 @@ class VirtualWorker:
         self.learner = Learner(task, spec.config)
         self.part = spec.parts[index]
         self.name = f"{self.part}-{replica}"
-        # Features that this round has made, as they arrive.
+        # Features made in this round, as they arrive.
         self.format, self.made = FeatureFormat.of(spec.config), list[Tensor]()
         if passes_on(spec.config, index):
             task.neighbours.pass_on = lambda _, made: self.made.append(self.format.decode(self.format.encode(made)))
         self.rounds = WorkerRounds(WorkerProgress(self.part), self.settings)
-        # Updates handed in, so that a round made again has an id of its own; and the id of the last one.
+        # Number of updates handed in, which gives a repeated round its own id; and the id of the last update.
         self.count, self.sent = 0, ""
-        # Versions of the copies that it has of other parts.
+        # Versions of its copies of other parts.
         self.seen: dict[str, int] = {}
         self.learner.load(self.rounds.begin(0, 0, engine.ledger.weights(self.part)))
         self._count_down(whole=True)
 
     def train(self, now: float) -> None:
-        """The real steps of a round, in virtual time."""
+        """Train the real steps of a round, in virtual time."""
         progress, steps = self.rounds.progress, self.settings.steps_per_round
         if self.rounds.in_round >= self.settings.rounds or self.name in self.engine.ledger.expelled([self.part]):
             return
         if (now := self.be_fed(now)) == math.inf:
             return
-        self.engine.ledger.begin(self.part, 0.0)  # when the first round began
+        self.engine.ledger.begin(self.part, 0.0)  # the first round began then
         self.see_copies()
         self.learner.train(self.rounds.in_round * steps, steps)
         progress.steps, progress.sequences = steps, steps * self.learner.config.sequences
@@ -207,7 +207,7 @@ class VirtualWorker:
         self.engine.at(now + seconds, self.hand_in)
 
     def see_copies(self) -> None:
-        """Take the newest copies of the parts that this one is trained with."""
+        """Load the newest copies of the other parts that this one trains with."""
         ledger, needs = self.engine.ledger, self.learner.part.copies
         for part in needs:
             newest, weights = ledger.round(part), ledger.weights(part)
@@ -218,7 +218,7 @@ class VirtualWorker:
         see(self.learner.part, {part: ledger.weights(part) for part in needs})
 
     def be_fed(self, now: float) -> float:
-        """When a round can begin whose features come while it lasts; infinite where this worker will be called."""
+        """The earliest start of a round whose features arrive during it; infinite if the worker gets a call instead."""
         if not is_fed(self.learner.config, self.index):
             return now
         if (found := self.engine.passed.pop((self.index, self.replica), None)) is None:
@@ -231,7 +231,7 @@ class VirtualWorker:
         return max(now, there)
 
     def pass_on(self, now: float) -> None:
-        """Let the next part read what was made in a round that began now."""
+        """Let the next part read the features of a round that began now."""
         if not passes_on(self.learner.config, self.index):
             return
         fleet, next_ = self.engine.fleet, (self.index + 1, self.replica)
@@ -264,7 +264,7 @@ class VirtualWorker:
         engine.at(there, self.go_on)
 
     def go_on(self, now: float) -> None:
-        """Begin the next round, or wait until there is one to begin."""
+        """Begin the next round, or wait for one."""
         engine, progress = self.engine, self.rounds.progress
         newest = engine.ledger.round(self.part)
         if progress.finished + 1 > newest or not engine.may_begin(self.index, newest):
@@ -277,7 +277,7 @@ class VirtualWorker:
         engine.at(now + engine.fleet.down_s(size), self.train)
 
     def try_again(self, now: float) -> None:
-        """Train the open round once more, unless this worker's update of it has come."""
+        """Train the open round again, unless this worker's update for it has arrived."""
         engine, newest = self.engine, self.engine.ledger.round(self.part)
         if engine.ledger.version_with(self.part, self.sent, self.name):
             engine.waiting.append(self)

@@ -1,9 +1,9 @@
-"""A site: machines that work as one worker. Each makes the gradient of its own text, and all step by the mean."""
+"""A site: machines that act as one worker. Each computes the gradient of its own text, and all step by the mean."""
 
-# Machine 0 is the worker that the coordinator knows. As steps begin it makes a group of all machines that are ready, by
-# a TCPStore of its own, and lends them its weights and optimizer; Gloo adds the gradients. Where an exchange fails it
-# makes a group of those that are left, for the same step. torchrun's elastic agent unpickles what is in its store, so
-# that anyone who can reach the port can run code; and there a machine that fails for good ends the others.
+# Machine 0 is the worker that the coordinator knows. Before steps it forms a group of all ready machines through its
+# own TCPStore and lends them its weights and optimizer; Gloo adds the gradients. If an exchange fails, it forms a group
+# of the remaining machines for the same step. torchrun's elastic agent would not do: it unpickles its store's contents,
+# so anyone who reaches the port can run code, and a machine that fails for good ends the others.
 
 import ipaddress
 import json
@@ -39,18 +39,18 @@ from trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 
-CONNECT, EXCHANGE = timedelta(seconds=15), timedelta(seconds=60)  # a step waits for a slow machine so long
+CONNECT, EXCHANGE = timedelta(seconds=15), timedelta(seconds=60)  # EXCHANGE: a step's wait for a slow machine
 GATHER_S = 120.0  # how long machine 0 waits for all machines before its first step
-RETURN_S = 10.0  # and later for those that made the last one, or for them to learn that the run is over
+RETURN_S = 10.0  # later wait for the machines of the last step, or for them to learn that the run is over
 AGAIN_S, LOOK_S = 0.2, 0.05
-PIECE = 2**24  # numbers in one exchange
+PIECE = 2**24  # numbers per exchange
 PLACE, OVER = "place", "over"  # keys of the store; also for each machine:
-READY, BYE = "ready/", "bye/"  # its name for the next group, or nothing, and whether it knows that the run is over
+READY, BYE = "ready/", "bye/"  # its name for the next group, or nothing; and whether it knows that the run is over
 MODULE, OPTIMIZER, COPY = "module/", "optimizer/", "copy/"  # groups of tensors in a state
 
 
 class _AwayError(ServiceError):
-    """Machine 0 does not answer, or has another place of the run than before."""
+    """Machine 0 does not answer, or holds another place of the run than before."""
 
 
 class _ExchangeError(Exception):
@@ -63,8 +63,8 @@ class Site:
     def __init__(
         self, settings: WorkerSettings, insecure: bool, patience_s: float, asked_to_stop: Callable[[], bool]
     ) -> None:
-        """:param insecure: whether the site may have public addresses; :param patience_s: how long to look for machine
-        0. Raises InputError, ServiceError.
+        """:param insecure: whether the site may use public addresses; :param patience_s: how long to try to reach
+        machine 0. Raises InputError, ServiceError.
         """
         if settings.machine >= settings.machines:
             raise InputError(
@@ -75,7 +75,7 @@ class Site:
         self.settings, self.address = settings, str(settings.site)
         self.host, self.port = parse_address(self.address, "--site")
         self.size = settings.machines  # of the group
-        self._group: Any = None  # a ProcessGroupGloo of its machines; None for one alone
+        self._group: Any = None  # a ProcessGroupGloo of its machines; None for a single one
         self._place, self._groups, self._others = "", 0, set(range(1, settings.machines))
         if settings.machine == 0:
             self._listen()
@@ -83,16 +83,16 @@ class Site:
     # Machine 0
 
     def announce(self, place: rounds_pb2.JoinResponse, learner: Learner, text: str) -> None:
-        """Say what is trained here; :param text: digest of the training text. Raises ConfigError."""
+        """Announce what this site trains; :param text: digest of the training text. Raises ConfigError."""
         if learner.config.rounds.by_features:
             raise ConfigError('features are of the text of one machine: a site needs context_by = "copies"')
         known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
-        known.lease = ""  # which is this machine's alone
+        known.lease = ""  # the lease belongs to this machine alone
         self._place = json.dumps([MessageToJson(known), text])
         self._store.set(PLACE, self._place)
 
     def begin(self, learner: Learner, steps: range) -> None:
-        """Make a group of all that are ready, for some steps, and lend them this state. Raises Interrupted."""
+        """Form a group of all ready machines for some steps, and lend them this state. Raises Interrupted."""
         self._learner, self._stop = learner, steps.stop
         while True:
             ready = self._gather(RETURN_S if self._groups else GATHER_S)
@@ -114,7 +114,7 @@ class Site:
                 continue
 
     def end(self) -> None:
-        """Let the others know that the run is over."""
+        """Tell the others that the run is over."""
         self._store.set(OVER, "")
         ends, keys = time.monotonic() + RETURN_S, [f"{BYE}{machine}" for machine in self._others]
         while keys and not self._store.check(keys) and time.monotonic() < ends:
@@ -131,7 +131,7 @@ class Site:
             raise ServiceError(
                 f"cannot listen on {self.address} ({error.strerror}): --site must be a free port of the first machine"
             ) from None
-        # given a socket, it listens on that address alone
+        # with a given socket, it listens on that address alone
         self._store = TCPStore(
             self._own, self.port, None, True, EXCHANGE, wait_for_workers=False, master_listen_fd=listener.detach()
         )
@@ -139,7 +139,7 @@ class Site:
             self._store.set(f"{READY}{machine}", "")
 
     def _gather(self, within_s: float) -> dict[int, str]:
-        """Machines that are ready and their names, once all of the last group are, or after a while."""
+        """Ready machines and their names, once all of the last group are ready or after a while."""
         ends = time.monotonic() + within_s
         while True:
             self._stop_if_asked()
@@ -152,7 +152,7 @@ class Site:
     # The others
 
     def follow(self, corpus: Corpus) -> int:
-        """Work with machine 0 to the end of the run; returns how many steps were made. Raises OnesweepError."""
+        """Work with machine 0 to the end of the run; returns the number of steps done. Raises OnesweepError."""
         lost_s, made = None, 0
         while True:
             try:
@@ -170,7 +170,7 @@ class Site:
                 time.sleep(AGAIN_S)
 
     def _settle_in(self, corpus: Corpus) -> Learner:
-        """Make here what machine 0 trains. Raises InputError for other text, settings or versions than its."""
+        """Build what machine 0 trains. Raises InputError if text, settings or versions differ from its own."""
         self._stop_if_asked()
         with self._reaching():
             with socket.create_connection((self.host, self.port), CONNECT.seconds) as link:
@@ -193,7 +193,7 @@ class Site:
         return learner
 
     def _next_order(self) -> list[Any] | None:
-        """Say that this machine is ready, and wait; None once the run is over. Raises InputError, _AwayError."""
+        """Report this machine ready and wait for an order; None once the run is over. Raises InputError, _AwayError."""
         name, machine = uuid.uuid4().hex, self.settings.machine
         with self._reaching():
             self._store.set(f"{READY}{machine}", name)
@@ -208,7 +208,7 @@ class Site:
             return json.loads(self._store.get(name))
 
     def _obey(self, learner: Learner, place: str, group: int, machines: list[int], start: int, stop: int) -> int:
-        """Make steps with a group; returns how many, until a machine is lost. Raises _AwayError."""
+        """Do steps with a group until a machine is lost; returns how many. Raises _AwayError."""
         if place != self._place:
             raise _AwayError(f"the site at {self.address} has another place of the run than before")
         step = start
@@ -224,7 +224,7 @@ class Site:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Around calls to machine 0. Raises _AwayError."""
+        """Wrap calls to machine 0. Raises _AwayError."""
         try:
             yield
         except (RuntimeError, OSError):
@@ -233,7 +233,7 @@ class Site:
     # All
 
     def share(self, step: int, module: nn.Module) -> None:
-        """Put the mean of `size` machines in place of this one's gradient. Raises Interrupted, _ExchangeError."""
+        """Replace this machine's gradient by the mean over `size` machines. Raises Interrupted, _ExchangeError."""
         own = gradients_of(module)
         while self._group is not None:
             try:
@@ -253,7 +253,7 @@ class Site:
         if self.size == 1:
             return
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        # by its address: by a hostname or an interface, Gloo may choose another one of this machine
+        # by address: given a hostname or an interface, Gloo may choose another address of this machine
         options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=self._own)], CONNECT
         rank, store = machines.index(self.settings.machine), PrefixStore(str(group), self._store)
         with self._exchange():
@@ -262,7 +262,7 @@ class Site:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Around what fails where a machine is lost. The connections close then, so that it fails for all."""
+        """Wrap exchanges that fail when a machine is lost; then close the connections, so that they fail for all."""
         try:
             yield
         except RuntimeError as error:
@@ -271,7 +271,7 @@ class Site:
             raise _ExchangeError from None
 
     def _lend(self, blob: bytes) -> bytes:
-        """Machine 0's bytes, to all."""
+        """Send machine 0's bytes to all."""
         if self._group is None:
             return blob
         with self._exchange():
@@ -283,7 +283,7 @@ class Site:
         return raw.numpy().tobytes()
 
     def _checked(self, own: str) -> str:
-        """This machine's address at the site. Raises InputError for a public one that was not allowed."""
+        """This machine's address at the site. Raises InputError for a public one without permission."""
         if ipaddress.ip_address(own).is_global and not self.insecure:
             raise InputError(
                 f"{own} is a public address, and a site sends plain text and asks for no token: "
@@ -301,14 +301,14 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients_of(module: nn.Module) -> Tensor:
-    """All gradients, one after the other, then for each parameter 1 where it has one: float32 on the CPU."""
+    """All gradients in a row, then a 1 for each parameter that has one: float32 on the CPU."""
     grads = [(parameter, parameter.grad) for parameter in _trained(module)]
     flat = [torch.zeros(p.numel()) if grad is None else grad.detach().float().cpu().reshape(-1) for p, grad in grads]
     return torch.cat([*flat, torch.tensor([float(grad is not None) for _, grad in grads])])
 
 
 def take_mean(module: nn.Module, total: Tensor, machines: int) -> None:
-    """Put means in place of the gradients; :param total: the sum of `gradients_of` of so many machines."""
+    """Replace the gradients by means; :param total: the sum of `gradients_of` over `machines` machines."""
     parameters, begin = _trained(module), 0
     for parameter, found in zip(parameters, total[-len(parameters) :].tolist(), strict=True):
         end = begin + parameter.numel()
@@ -317,7 +317,7 @@ def take_mean(module: nn.Module, total: Tensor, machines: int) -> None:
 
 
 def _packed(learner: Learner) -> bytes:
-    """Weights, the optimizer's state, and the copies of other parts."""
+    """Pack the weights, the optimizer's state and the copies of other parts."""
     groups = {MODULE: learner.weights(), OPTIMIZER: learner.optimizers.tensors()}
     groups |= {f"{COPY}{part}/": dict(copy.state_dict()) for part, copy in learner.part.copies.items()}
     named = ((group + name, tensor) for group, tensors in groups.items() for name, tensor in tensors.items())

@@ -1,4 +1,4 @@
-"""A run's specification, equal on every machine by digest: settings, parts, initial weights."""
+"""A run's specification, with the same digest on every machine: settings, parts, initial weights."""
 
 import hashlib
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ from trainer.v1 import rounds_pb2
 
 
 def replica_seed(seed: int, replica: int, machine: int = 0) -> int:
-    """Seed of a replica's batches and noise: a pure function, so that any machine can take its place.
+    """Seed of a replica's batches and noise: a pure function, so that any machine can replace it.
 
-    :param machine: of a site that works as this replica.
+    :param machine: number within a site that acts as this replica.
     """
-    # Replica 0 has the run's own seed, so that a run of one replica is the training in one place.
+    # Replica 0 has the run's own seed, so that a run of one replica equals training in one place.
     if replica == machine == 0:
         return seed
     word = hashlib.sha256(f"{seed} {replica}{f' {machine}' if machine else ''}".encode()).digest()
@@ -45,12 +45,12 @@ def replica_seed(seed: int, replica: int, machine: int = 0) -> int:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Settled settings, for a chain its codes and noise partition, and over the network the checkpoint it makes."""
+    """Settled settings, a chain's codes and noise partition, and over the network the manifest of the checkpoint."""
 
     config: TrainingConfig
     codes: Codes
     partition: NoisePartition | None
-    manifest: Manifest | None = None  # of the checkpoint that a coordinator writes; a run in one process has none
+    manifest: Manifest | None = None  # of the coordinator's checkpoint; a run in one process has none
 
     @classmethod
     def of(
@@ -60,9 +60,9 @@ class RunSpec:
         partition: NoisePartition | None = None,
         manifest: Manifest | None = None,
     ) -> Self:
-        """:param partition: the run's, if it is known already; else it is measured, for a chain.
+        """:param partition: the run's, if already known; else measured, for a chain.
 
-        Raises ConfigError for settings that do not go together, DataError for too little text.
+        Raises ConfigError for settings that conflict, DataError for too little text.
         """
         model, architecture = config.rounds.model, config.architecture
         corpus.require(architecture.context_length + 1)
@@ -73,9 +73,9 @@ class RunSpec:
 
     @classmethod
     def begin(cls, config: TrainingConfig, corpus: Corpus, out: Path) -> Self:
-        """A run into the checkpoint `out`, which is made if it is not there.
+        """A run into the checkpoint `out`, created if it is not there.
 
-        Raises ConfigError, DataError; CheckpointError where `out` is of another run.
+        Raises ConfigError, DataError; CheckpointError if `out` belongs to another run.
         """
         spec = cls.of(config, corpus)
         if config.rounds.model == "chain":
@@ -87,7 +87,7 @@ class RunSpec:
 
     @classmethod
     def joined(cls, place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> Self:
-        """The run that a coordinator describes; its manifest is kept in `directory`. Raises OnesweepError."""
+        """The run that a coordinator describes; stores its manifest in `directory`. Raises OnesweepError."""
         replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(place.manifest, encoding="utf-8"))
         config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)
         spec = cls.of(config, corpus, manifest.partition, manifest)
@@ -106,7 +106,7 @@ class RunSpec:
 
     @cached_property
     def run(self) -> str:
-        """Name of a run over the network: a digest of everything that decides its weights."""
+        """Name of a run over the network: a digest of everything that determines its weights."""
         return json_digest({"manifest": identity(self.checkpoint), "rounds": asdict(self.config.rounds)})
 
     @cached_property
@@ -119,12 +119,12 @@ class RunSpec:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shapes]:
-        """Shapes of the tensors of each part."""
-        with torch.device("meta"):  # a worker that holds one part has no room for all
+        """Tensor shapes of each part."""
+        with torch.device("meta"):  # a worker that trains one part has no room for all
             return {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.parts)}
 
     def module(self, index: int) -> nn.Module:
-        """A part as it begins, whatever was drawn before."""
+        """A part in its initial state, whatever random numbers were drawn before."""
         config, architecture = self.config, self.config.architecture
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed + index)
@@ -141,7 +141,7 @@ class RunSpec:
         return {name: trainable(self.module(index)) for index, name in enumerate(self.parts)}
 
     def task(self, index: int, corpus: Corpus, seed: int) -> PartTask:
-        """Part number `index`, for a worker whose batches and noise come from `seed`."""
+        """The task of part `index`, for a worker whose batches and noise come from `seed`."""
         config, parts, module = replace(self.config, seed=seed), self.config.architecture.parts, self.module(index)
         if isinstance(module, ArModel):
             return ArPart(AR, module, corpus, config)
@@ -154,13 +154,13 @@ class RunSpec:
         return BlockPart(module, self.partition, corpus, config)
 
     def learner(self, place: rounds_pb2.JoinResponse, corpus: Corpus, settings: WorkerSettings) -> Learner:
-        """The part of a place, to be trained here."""
+        """The learner of a place's part, on this machine."""
         seed = replica_seed(self.config.seed, place.replica, settings.machine)
         return Learner(self.task(place.part, replace(corpus, device=settings.device), seed), self.config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
-        """Validation losses in nats of what was published: "next_byte" at its end; of a chain also "PART next_byte" of
-        each block.
+        """Validation losses of published weights in nats: "next_byte" at the end; for a chain also "PART next_byte" per
+        block.
         """
         text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_length + 1)
         if self.config.rounds.model != "chain":
@@ -173,14 +173,14 @@ class RunSpec:
         return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
 
     def chain(self, published: Mapping[str, Tensors]) -> list[Block]:
-        """The blocks of a chain as they were published."""
+        """A chain's blocks with published weights."""
         blocks = [Block(self.config.architecture, index, self.codes).eval() for index in range(len(self.parts))]
         for name, block in zip(self.parts, blocks, strict=True):
             load(block, published[name])
         return blocks
 
     def pipeline(self, published: Mapping[str, Tensors]) -> ArModel:
-        """A scorer or AR model as it was published."""
+        """A scorer or AR model with published weights."""
         whole = ArModel(self.config.architecture)
         if self.config.rounds.model == "ar":
             load(whole, published[AR])
@@ -190,9 +190,9 @@ class RunSpec:
         return whole.eval()
 
     def check_join(self, request: rounds_pb2.JoinRequest, own_data: bool) -> None:
-        """Raise StatusError unless the worker that asks can take part.
+        """Raise StatusError unless the joining worker can take part.
 
-        :param own_data: whether it may bring other text.
+        :param own_data: whether it may bring its own text.
         """
         try:
             check_name(request.worker, "worker")
@@ -217,7 +217,7 @@ class RunSpec:
 
 
 def settled(config: TrainingConfig) -> TrainingConfig:
-    """`steps` and `rounds` in agreement, so that the schedule of the rates ends with the last round."""
+    """Make `steps` and `rounds` agree, so that the schedule of the learning rates ends with the last round."""
     each = config.rounds.steps_per_round
     rounds = config.rounds.rounds or -(-config.steps // each)
     if not config.rounds.rounds and config.steps < each:

@@ -1,4 +1,4 @@
-"""The store of a ledger's state, on a disk or in memory, and its audit."""
+"""The store of a ledger's state, on disk or in memory, and its audit."""
 
 import json
 import sqlite3
@@ -22,9 +22,9 @@ from trainer.rounds.codecs import Tensors, under
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
 RESTORE = "put a copy of the whole directory back, or begin anew with another --out"
-BUSY_S = 60.0  # how long a writer waits for one who reads
-# An update is taken once, a worker hands in once for a round, a round is closed once, and an update is merged or left
-# out once: the database itself refuses anything else.
+BUSY_S = 60.0  # how long a writer waits for a reader
+# An update is accepted once, a worker hands in once per round, a round closes once, and an update is merged or left
+# out once: the database itself enforces this.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, part TEXT, id TEXT, worker TEXT, round INTEGER, record TEXT NOT NULL
@@ -46,21 +46,21 @@ Record = dict[str, Any]  # one event of the log
 class Update:
     """The pseudo-gradient of one worker for one round of one part (DiLoCo, arXiv 2311.08105)."""
 
-    id: str  # idempotency key: the same update sent again has the same
+    id: str  # idempotency key: a resent update has the same id
     worker: str
     part: str
     base_version: int  # version of the part that the worker started from
-    round: int  # the round that was open when it started; below that when it comes, the update is late
+    round: int  # the round open at its start; the update is late if a later round is open when it arrives
     steps: int  # local steps done: the weight in a merge
     sequences: int  # windows of text seen
     delta: Tensors = field(repr=False)  # base - trained, so that plain SGD with rate 1 goes where the worker went
     losses: Mapping[str, float] = field(default_factory=dict)  # of the last step, in nats; kept for status pages
-    voter: str = ""  # the key or place that it came from, which has one vote in a merge; empty: the worker
+    voter: str = ""  # the key or place of its sender, with one vote in a merge; empty: the worker
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of one update in a merge."""
+    """One update's contribution to a merge."""
 
     weight: float
     delta: Tensors = field(repr=False)
@@ -68,36 +68,36 @@ class Share:
 
 @dataclass(frozen=True)
 class Version:
-    """All that the next merge of a part needs."""
+    """Everything that the next merge of a part needs."""
 
-    weights: Tensors = field(repr=False)  # the weights that the outer optimizer steps from, never rounded
-    public: Tensors = field(repr=False)  # the weights that workers have: the same, where new versions travel as `fp32`
+    weights: Tensors = field(repr=False)  # start of the outer optimizer's step, never rounded
+    public: Tensors = field(repr=False)  # the workers' weights: the same if new versions travel as `fp32`
     outer: Tensors = field(default_factory=dict, repr=False)  # state of the outer optimizer
-    difference: bytes = field(default=b"", repr=False)  # from the public weights before, in the `down_codec`
+    difference: bytes = field(default=b"", repr=False)  # from the previous public weights, in the `down_codec`
 
 
 class Store:
-    """A run's state in a directory, whose process can die at any instruction:
+    """A run's state in a directory, safe if the process dies at any instruction:
 
-    rounds.sqlite3                      events and places: what is not in it did not happen
+    rounds.sqlite3                      events and places: anything not in it did not happen
     updates/PART/ID.safetensors     accepted and not merged yet
     versions/PART/N.safetensors     weights, public weights, outer state; the last few
 
-    or in memory, for runs that are never resumed. Reading raises ResumeError where something is not what was put;
-    writing raises CheckpointError, with nothing changed.
+    or in memory, for runs that are never resumed. Reading raises ResumeError for anything other than what was stored;
+    writing raises CheckpointError and then changes nothing.
     """
 
-    # A file is whole before its event is committed, and is removed after the event that makes it needless.
+    # A file is complete before its event is committed, and is removed after the event that makes it unnecessary.
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory, self.path = directory or Path(), directory / DATABASE if directory else Path(":memory:")
         self._held: dict[Path, Tensors] | None = None if directory else {}
-        # Folders that a power cut leaves where they are.
+        # Folders that survive a power cut.
         self._lasting: set[Path] = set()
         try:
             self.database = connect(self.path)
             self.database.execute("PRAGMA journal_mode = WAL")
-            # a commit is on the disk when it returns; the default syncs at checkpoints only
+            # a commit is on disk when it returns; by default SQLite syncs only at checkpoints
             self.database.execute("PRAGMA synchronous = FULL")
             self.database.executescript(SCHEMA)
         except sqlite3.OperationalError as error:
@@ -106,15 +106,15 @@ class Store:
             raise ResumeError(f"{self.path} is damaged ({error}); {RESTORE}") from None
 
     def records(self) -> Sequence[Record]:
-        """All events that were committed, in order. Raises ResumeError where a run has lost all of them."""
-        found = read_events(self.database)  # read when a run begins; not kept, for they only grow
-        # a run that would begin anew drops what the lost events counted on; a kill before the first leaves versions 0
+        """All committed events, in order. Raises ResumeError if a run has lost all of them."""
+        found = read_events(self.database)  # read at a run's start; not kept, because they only grow
+        # a fresh run would drop the files of lost events; a kill before the first event leaves only versions 0
         if not found and self._held is None and any((self.directory / VERSIONS).glob(f"*/[1-9]*{SUFFIX}")):
             raise ResumeError(f"{self.path} has no events, but versions of a run lie beside it; {RESTORE}")
         return found
 
     def commit(self, record: Record) -> None:
-        """From now on it counts, and so does what was put before for it."""
+        """Make an event count, together with the files stored for it."""
         columns = [record.get(name) for name in ("kind", "part", "id", "worker", "round")]
         merged = [
             (record["part"], name, record["round"], kept)
@@ -127,18 +127,18 @@ class Store:
             database.executemany("INSERT INTO merges VALUES (?, ?, ?, ?)", merged)
 
     def members(self) -> Sequence[Record]:
-        """The places, as they were saved."""
+        """The saved places."""
         return [json.loads(text) for (text,) in self.database.execute("SELECT record FROM members")]
 
     def save_members(self, records: Sequence[Record]) -> None:
-        """Take the place of all that was saved."""
+        """Replace all saved places."""
         rows = [(record["part"], record["replica"], json.dumps(record)) for record in records]
         with self._transaction() as database:
             database.execute("DELETE FROM members")
             database.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
 
     def put_update(self, update: Update) -> str:
-        """Keep the pseudo-gradient; returns its digest."""
+        """Store the pseudo-gradient; returns its digest."""
         return self._save(tensors_path(self.directory, UPDATES, update.part, update.id), update.delta)
 
     def get_update(self, part: str, name: str, sha256: str) -> Tensors:
@@ -146,7 +146,7 @@ class Store:
         return self._load(tensors_path(self.directory, UPDATES, part, name), sha256)
 
     def put_version(self, part: str, number: int, version: Version) -> str:
-        """Returns its digest."""
+        """Store a version; returns its digest."""
         tensors = _named(WEIGHTS, version.weights) | _named(OUTER, version.outer)
         if version.public is not version.weights:
             tensors |= _named(PUBLIC, version.public)
@@ -170,7 +170,7 @@ class Store:
             self._remove(path)
 
     def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
-        """Drop every file but these, by part and id or number: a kill may have left more."""
+        """Drop every file except these, by part and id or number: a kill may have left more."""
         needed = {tensors_path(self.directory, UPDATES, *key) for key in updates}
         needed |= {tensors_path(self.directory, VERSIONS, *key) for key in versions}
         for folder in (UPDATES, VERSIONS):
@@ -180,7 +180,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it is on the disk after the block, or nothing."""
+        """Write all of the block's changes to disk, or none."""
         try:
             with self.database as database:
                 yield database
@@ -188,7 +188,7 @@ class Store:
             raise CheckpointError(f"cannot write {self.path}: {error}; free some space") from None
 
     def _save(self, path: Path, tensors: Tensors) -> str:
-        """Durable under its name when it returns."""
+        """Save tensors, durably when it returns; returns the digest."""
         folder = path.parent
         if self._held is not None:
             self._held[path] = tensors
@@ -207,7 +207,7 @@ class Store:
         return load_checked(path, sha256) if self._held is None else self._held[path]
 
     def _remove(self, path: Path) -> None:
-        """No error if it stays: no event counts on it, it costs room only, and the next start tries again."""
+        """Remove a file; no error if it stays: no event needs it, it only uses space, and the next start retries."""
         if self._held is not None:
             del self._held[path]
             return
@@ -217,9 +217,9 @@ class Store:
 
 @contextmanager
 def open_store(directory: Path) -> Iterator[Store]:
-    """The store in `directory`, made if it is not there, for this process alone.
+    """The store in `directory`, created if it is not there, locked for this process.
 
-    Raises ResumeError while another has it, or where it is damaged; InputError or CheckpointError without access.
+    Raises ResumeError while another process has it or if it is damaged; InputError or CheckpointError without access.
     """
     with file_errors(CheckpointError, f"cannot keep rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def read_events(database: sqlite3.Connection) -> list[Record]:
-    """All events in order. Raises ResumeError where they cannot be read."""
+    """All events in order. Raises ResumeError if they cannot be read."""
     try:
         return [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
     except (sqlite3.Error, ValueError) as error:
@@ -251,7 +251,7 @@ def tensors_path(directory: Path, folder: str, part: str, name: str | int) -> Pa
 
 
 def load_checked(path: Path, sha256: str) -> Tensors:
-    """Tensors whose digest is known. Raises ResumeError for others, or none."""
+    """Load tensors with a known digest. Raises ResumeError if they differ or are missing."""
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -265,8 +265,8 @@ def _named(prefix: str, tensors: Tensors) -> Tensors:
     return {prefix + name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-# The audit shows faults, not what an attacker with access to the directory did. Each row of a query is one thing that
-# should not be. That nothing is taken or merged twice, the database holds itself.
+# The audit finds faults, not the work of an attacker with access to the directory. Each row of a query is one fault.
+# The database itself ensures that nothing is accepted or merged twice.
 RULES = {
     "round {} of {} merged {}, which was not there to be merged": """
         SELECT m.round, m.part, m.id FROM merges m
@@ -313,13 +313,13 @@ NEWEST = """
 
 @dataclass
 class Audit:
-    """Counts of a run's events; `problems` has one sentence for each thing that should not be."""
+    """Counts of a run's events; `problems` has one sentence per fault."""
 
     accepted: int = 0
     merged: int = 0
     pending: int = 0
-    dropped: int = 0  # late, and worth nothing by rule
-    left_out: int = 0  # of a merge, by their score on held-out text
+    dropped: int = 0  # late, and worthless by rule
+    left_out: int = 0  # of a merge, because of their score on held-out text
     versions: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -331,8 +331,8 @@ class Audit:
 
 
 def audit(directory: Path) -> Audit:
-    """Check the events of a store against each other and the files; a coordinator may have it open. Raises InputError
-    where there is none."""
+    """Check a store's events against each other and the files; a coordinator may have it open. Raises InputError if
+    there is none."""
     path = directory / DATABASE
     with file_errors(InputError, f"cannot read {path}"):
         if not path.exists():
@@ -342,11 +342,11 @@ def audit(directory: Path) -> Audit:
             while True:
                 before = _last(database)
                 found = _audit(database, directory)
-                # files go when a running coordinator merges them: then there are more events, and all is read again
+                # a running coordinator removes files as it merges them: if there are new events, read everything again
                 if not found.problems or _last(database) == before:
                     return found
     except sqlite3.Error as error:
-        if error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):  # to read is to lock
+        if error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):  # reading needs a lock
             raise InputError(f"cannot read {path}: {error}; run this as the user of the coordinator") from None
         return Audit(problems=[f"{path} is damaged: {error}"])
 

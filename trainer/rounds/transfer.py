@@ -1,6 +1,6 @@
-"""Files in pieces: each piece has a checksum, the whole has another, and a cut costs only what was under way.
+"""Files in pieces: each piece has a checksum, the whole file has another, and a cut costs only the data in flight.
 
-Both ways use the same: the receiver asks for an offset, and the sender begins there.
+Both directions work alike: the receiver names an offset, and the sender begins there.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ DIGEST_BYTES = 32
 
 
 class DamagedError(RequestError):
-    """A file came with other bytes than announced; it is dropped, and must be sent anew."""
+    """A file arrived with other bytes than announced; it was dropped and must be sent again."""
 
 
 def file_of(data: bytes, name: str = "") -> rounds_pb2.File:
@@ -27,7 +27,7 @@ def file_of(data: bytes, name: str = "") -> rounds_pb2.File:
 
 
 def checked(file: rounds_pb2.File) -> rounds_pb2.File:
-    """Itself, if it can be taken in. Raises RequestError."""
+    """`file` itself, if it can be received. Raises RequestError."""
     if not 1 <= file.size <= MAX_FILE_BYTES:
         raise RequestError(f"a file of {file.size} bytes; it must have 1 to {MAX_FILE_BYTES}")
     if len(file.sha256) != DIGEST_BYTES:
@@ -36,7 +36,7 @@ def checked(file: rounds_pb2.File) -> rounds_pb2.File:
 
 
 def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
-    """The piece of `data` that begins at `offset`; None at its end. Raises RequestError behind it."""
+    """The piece of `data` at `offset`; None at the end. Raises RequestError past the end."""
     if offset > len(data):
         raise RequestError(f"offset {offset} lies behind the end of a file of {len(data)} bytes")
     part = data[offset : offset + PIECE_BYTES]
@@ -44,12 +44,12 @@ def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
 
 
 def piece_of(data: bytes, offset: int) -> rounds_pb2.Piece:
-    """The piece of a file that begins at `offset`."""
+    """The piece of a file at `offset`."""
     return rounds_pb2.Piece(offset=offset, data=data, crc32=zlib.crc32(data))
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """Bytes of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -57,14 +57,14 @@ def size_of(path: Path) -> int:
 
 
 class IncomingFile:
-    """One file that comes in, and stays on the disk until it is dropped, so that it can be gone on with."""
+    """One incoming file, which stays on disk until it is dropped, so that its transfer can resume."""
 
     def __init__(self, path: Path, file: rounds_pb2.File) -> None:
-        """:param path: where it lies, but for a suffix; of files with the same path there is only the last.
+        """:param path: its location, except for a suffix; files with the same path replace each other.
 
-        :param file: checked already. One that is still being made has no digest, and no suffix.
+        :param file: already checked. A file that is still being made has no digest and no suffix.
         """
-        # the digest is part of the name: the rest of another file is never appended
+        # the name includes the digest, so the rest of another file is never appended
         name = f"{path.name}.{file.sha256.hex()[:32]}" if file.sha256 else path.name
         self.path, self.file = path.with_name(name), file
         for other in path.parent.glob(f"{path.name}.*"):
@@ -77,7 +77,7 @@ class IncomingFile:
         return self.offset == self.file.size
 
     def write(self, piece: rounds_pb2.Piece) -> None:
-        """Append a piece. Raises RequestError for one that does not follow or is damaged, CheckpointError."""
+        """Append a piece. Raises RequestError for a damaged piece or a gap, CheckpointError."""
         if piece.offset != self.offset:
             raise RequestError(f"a piece at offset {piece.offset}; {self.offset} comes next")
         if not 1 <= len(piece.data) <= PIECE_BYTES:
@@ -95,7 +95,7 @@ class IncomingFile:
         self.offset += len(piece.data)
 
     def read(self) -> bytes:
-        """The whole file. Raises DamagedError when it is not what was announced; then it is dropped."""
+        """Read the whole file. Raises DamagedError, and drops it, if it is not the announced one."""
         with file_errors(CheckpointError, f"cannot read {self.path}"):
             data = self.path.read_bytes()
         if (len(data), hashlib.sha256(data).digest()) != (self.file.size, self.file.sha256):
@@ -104,12 +104,12 @@ class IncomingFile:
         return data
 
     def sync(self) -> None:
-        """Force what has come to the disk. Raises CheckpointError."""
+        """Force the received data to disk. Raises CheckpointError."""
         with file_errors(CheckpointError, f"cannot write {self.path}"):
             sync(self.path)
             sync(self.path.parent)
 
     def drop(self) -> None:
-        """It is not needed any more."""
+        """Remove the file, which is no longer needed."""
         self.path.unlink(missing_ok=True)
         self.offset = 0

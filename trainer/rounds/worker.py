@@ -1,6 +1,6 @@
 """A worker: trains one part, round after round, and hands in an update at the end of each round."""
 
-# Its main thread trains, another sends heartbeats. All that it needs to resume after a kill is in one file.
+# Its main thread trains, and another sends heartbeats. One file holds everything needed to resume after a kill.
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Groups of a worker's state, beside those of its rounds: weights and inner optimizer.
+# Groups of a worker's state in addition to those of its rounds: weights and inner optimizer.
 MODULE, OPTIMIZER = "module", "optimizer"
 AGAIN_S = 0.2
 LOCK_NAME = "worker.lock"
 
 
 def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: Site | None = None) -> int:
-    """Work until the run is over; returns how many rounds were trained. Raises OnesweepError.
+    """Work until the run is over; returns the number of rounds trained. Raises OnesweepError.
 
-    :param site: whose first machine this is.
+    :param site: the site whose first machine this is.
     """
     with file_errors(ConfigError, f"cannot keep a worker's state in {settings.state}"):
         settings.state.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
                 raise ServiceError(said.message)
             worker = Worker(client, corpus, settings, place, site)
             worker.restore(run, progress, groups)
-            groups = {}  # the worker has them now, and there is no room for both
+            groups = {}  # the worker has the tensors now; drop these, because memory does not hold both
             try:
                 worker.work()
                 return trained + worker.trained
@@ -74,7 +74,7 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
 
 
 class Worker:
-    """One place of a run, for as long as this process has it."""
+    """One place of a run, while this process holds it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Worker:
         place: rounds_pb2.JoinResponse,
         site: Site | None = None,
     ) -> None:
-        """Raises OnesweepError where the coordinator's settings make no sense here."""
+        """Raises OnesweepError if the coordinator's settings make no sense here."""
         self.client, self.settings, self.place, self.run, self.site = client, settings, place, place.run, site
         self.progress, self.doing = WorkerProgress(""), rounds_pb2.DOING_WAITING
         self.losses: dict[str, float] = {}
@@ -92,7 +92,7 @@ class Worker:
         self.trained = 0
         self._saved_at = time.monotonic()
         self.closing = ExitStack()
-        # before the model is built: on a busy machine that can take longer than a lease
+        # before building the model, which can take longer than a lease on a busy machine
         self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
         self.closing.callback(self.heartbeat.stop)
         try:
@@ -121,7 +121,7 @@ class Worker:
     # State
 
     def restore(self, run: str, progress: WorkerProgress, groups: dict[str, Tensors]) -> None:
-        """Resume an earlier state, if it is of this part. Raises ResumeError."""
+        """Resume an earlier state, if it belongs to this part. Raises ResumeError."""
         if run != self.run or progress.part != self.part:
             if progress.part:
                 log.warning("what was saved is of %s, not %s: it is left behind", progress.part, self.part)
@@ -142,7 +142,7 @@ class Worker:
         return {name: tensors for name, tensors in groups.items() if tensors}
 
     def save(self) -> None:
-        """Raises CheckpointError, with the last state whole."""
+        """Save the state. Raises CheckpointError, with the previous state intact."""
         groups = self.state()
         save_worker(self.settings.state / STATE_NAME, self.run, self.progress, groups)
         self._saved_at = time.monotonic()
@@ -155,14 +155,14 @@ class Worker:
     # Rounds
 
     def work(self) -> None:
-        """Round after round, to the end of the run. Raises OnesweepError; LeaseLostError when the place is gone."""
+        """Train round after round to the end of the run. Raises OnesweepError; LeaseLostError if the place is gone."""
         while self._next_round():
             if self._train():
                 self._finish_round()
         self.leave()
 
     def _next_round(self) -> bool:
-        """Hand in a pending update, and begin the next round or resume the one that it is in; False at the end."""
+        """Hand in a pending update, and begin the next round or resume the current one; False at the end."""
         self._hand_in()
         while True:
             self.doing, finished = rounds_pb2.DOING_WAITING, self.progress.finished
@@ -179,21 +179,21 @@ class Worker:
                 return True
 
     def _follow(self, order: rounds_pb2.Order) -> bool:
-        """Follow the coordinator's order; False where it has to be asked again."""
+        """Follow the coordinator's order; False if the worker has to ask for another."""
         self.doing = rounds_pb2.DOING_FETCHING
         try:
             self._take_copies(order)
             round_, steps = self.progress.round, self.progress.steps
             if not (self.rounds.is_current(order.round) and self.features.resumes(round_, steps)):
                 self._start_round(order)
-        except FileGoneError as error:  # most likely a newer version is there
+        except FileGoneError as error:  # probably there is a newer version
             log.info("%s", error)
             time.sleep(AGAIN_S)
             return False
         return True
 
     def _start_round(self, order: rounds_pb2.Order) -> None:
-        """Raises ServiceError for an order that makes no sense, FileGoneError."""
+        """Start the ordered round. Raises ServiceError for an order that makes no sense, FileGoneError."""
         wrong = order.round >= self.run_settings.rounds or order.steps != self.run_settings.steps_per_round
         if wrong or order.base.part != self.part:
             raise ServiceError(
@@ -204,14 +204,14 @@ class Worker:
         self.learner.load(self.rounds.begin(order.round, order.base.version, weights))
 
     def _take_copies(self, order: rounds_pb2.Order) -> None:
-        """Take newer copies of other parts. Raises ServiceError, FileGoneError."""
+        """Fetch newer copies of other parts. Raises ServiceError, FileGoneError."""
         if {wanted.part for wanted in order.copies} != set(self.learner.part.copies):
             raise ServiceError(f"{self.client.address} does not send what {self.part} is trained with: it is damaged")
         copies = {wanted.part: self.cache.fetch(wanted, self.run_settings.down_codec) for wanted in order.copies}
         see(self.learner.part, copies)
 
     def _train(self) -> bool:
-        """The steps of a round; False where it is given up."""
+        """Do the steps of a round; False if it is given up."""
         assert self.progress.round is not None
         first, steps = self.progress.round * self.run_settings.steps_per_round, self.run_settings.steps_per_round
         if self.site is not None:
@@ -233,7 +233,7 @@ class Worker:
         return True
 
     def _may_continue(self) -> bool:
-        """True if its round is still worth training. Raises Interrupted, LeaseLostError."""
+        """True if the round is still worth training. Raises Interrupted, LeaseLostError."""
         round_, heartbeat = self.progress.round, self.heartbeat
         if self.client.asked_to_stop():
             raise Interrupted(f"{self.part}: stopped in round {round_}; run again to go on")
@@ -273,7 +273,7 @@ class Worker:
     # Handing in
 
     def _hand_in(self) -> None:
-        """Send a pending update until it was judged. Raises LeaseLostError, Interrupted, ServiceError."""
+        """Send a pending update until there is a verdict. Raises LeaseLostError, Interrupted, ServiceError."""
         pending, payload = self.progress.pending, self.rounds.payload
         if pending is None:
             return
@@ -294,7 +294,7 @@ class Worker:
             log.info("round %d of %s is handed in", pending["round"], self.part)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        progress = self.progress  # the first beats come before the model is built
+        progress = self.progress  # the first beats precede the building of the model
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,

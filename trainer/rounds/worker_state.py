@@ -1,4 +1,4 @@
-"""A worker's state: progress with its part, in one file from which it resumes after a kill at any instruction."""
+"""A worker's state: its progress, in one file from which it resumes after a kill at any instruction."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,49 +15,49 @@ from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import Tensors, norm, subtract, with_feedback
 
 STATE_NAME = "worker.safetensors"
-FORMAT = 2  # of the state; 1, which did not say it, had fragments
-# Groups of tensors: the begin of a round, the version held, what the codec rounded away, and what is to be sent.
+FORMAT = 2  # of the state; format 1, without this number, had fragments
+# Groups of tensors: a round's initial weights, the held version, the codec's rounding errors, and the pending payload.
 BASE, HELD, CARRIED, PAYLOAD = "base", "held", "carried", "payload"
 
 
 @dataclass
 class WorkerProgress:
-    """A worker's progress with its part."""
+    """A worker's progress in training its part."""
 
     part: str
     incarnation: str = ""  # of the run
-    finished: int = -1  # the last round that it has trained, or gave up
-    round: int | None = None  # the round that it is in; None between two
+    finished: int = -1  # the last round that it trained or gave up
+    round: int | None = None  # the current round; None between rounds
     base_version: int = 0
-    steps: int = 0  # done in this round
-    sequences: int = 0  # that these steps have read
-    held_version: int = 0  # of the part, among the tensors
-    # Fields of the submission of an update that the coordinator has not judged yet; its payload is among the tensors.
+    steps: int = 0  # steps done in this round
+    sequences: int = 0  # sequences read by these steps
+    held_version: int = 0  # version of the part among the tensors
+    # Submission fields of an update that the coordinator has not judged yet; its payload is among the tensors.
     pending: dict[str, Any] | None = None
 
 
 class WorkerRounds:
-    """The rounds of a worker's part, in which it makes updates."""
+    """A worker's rounds, each of which makes an update."""
 
     def __init__(self, progress: WorkerProgress, settings: RoundSettings) -> None:
         self.progress, self.settings = progress, settings
         self.base = Tensors()
-        self.carried, self.payload = Tensors(), b""  # what the codec left out of updates; the pending one
+        self.carried, self.payload = Tensors(), b""  # the part that the codec left out of updates; the pending update
 
     @property
     def in_round(self) -> int:
-        """The round that it is in, or was in last; -1 before its first."""
+        """The current or last round; -1 before the first."""
         return self.progress.finished if self.progress.round is None else self.progress.round
 
     def is_current(self, open_round: int) -> bool:
-        """True if the round that it is in is still worth finishing."""
+        """True if the current round is still worth finishing."""
         if self.progress.round is None:
             return False
         behind = open_round - self.progress.round
         return behind <= (self.settings.max_staleness if self.settings.stale_discount else 0)
 
     def begin(self, round_: int, version: int, weights: Tensors) -> Tensors:
-        """The weights that are trained in this round, made of the newest version."""
+        """Begin a round; returns the weights to train, made from the newest version."""
         progress, self.base = self.progress, weights
         progress.round, progress.base_version, progress.steps, progress.sequences = round_, version, 0, 0
         stays = self.settings.codec in SPARSE and self.carried
@@ -69,7 +69,7 @@ class WorkerRounds:
         self.progress.finished, self.progress.round = self.progress.round, None
 
     def finish(self, weights: Tensors, losses: dict[str, float], author: str) -> None:
-        """Make the round's update, to be handed in. Raises ConfigError for weights that are not finite.
+        """Make the round's update for handing in. Raises ConfigError for weights that are not finite.
 
         :param losses: of the last step; :param author: run and worker.
         """
@@ -81,7 +81,7 @@ class WorkerRounds:
         self.payload, self.carried = with_feedback(self.settings, delta, self.carried, progress.round)
         word = f"{author} {progress.part} {progress.round} {hashlib.sha256(self.payload).hexdigest()}"
         progress.pending = {
-            # the same in every try; another for other work
+            # the same in every try, but different for other work
             "id": f"r{progress.round}-{hashlib.sha256(word.encode()).hexdigest()[:32]}",
             "round": progress.round,
             "base_version": progress.base_version,
@@ -92,7 +92,7 @@ class WorkerRounds:
         progress.finished, progress.round = progress.round, None
 
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
-        """Tensors by group; :param held: the version that is held of the part."""
+        """Tensors by group; :param held: the held version of the part."""
         groups = {CARRIED: self.carried}
         if self.progress.pending is not None:
             groups[PAYLOAD] = {self.progress.part: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
@@ -104,7 +104,7 @@ class WorkerRounds:
         return groups
 
     def restore(self, progress: WorkerProgress, groups: Mapping[str, Tensors]) -> CachedWeights | None:
-        """Take what `state` returned; returns the version that is held."""
+        """Restore the groups that `state` returned; returns the held version."""
         self.progress, held = progress, groups.get(HELD)
         if progress.pending is not None:
             self.payload = groups[PAYLOAD][progress.part].numpy().tobytes()
@@ -113,7 +113,7 @@ class WorkerRounds:
 
 
 def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str, Tensors]) -> None:
-    """Replace the state. Raises CheckpointError, with the old one whole, when it cannot be written.
+    """Replace the state. Raises CheckpointError, with the old state intact, if it cannot be written.
 
     :param groups: tensors by group and name.
     """
@@ -122,7 +122,7 @@ def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str
 
 
 def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
-    """Run, progress and groups of a state. Raises ResumeError when it is damaged, or of an older version."""
+    """Run, progress and groups of a state. Raises ResumeError if it is damaged or of an older format."""
     record, tensors = load_state(path)
     if (format_ := record.pop("format", 1)) != FORMAT:
         raise ResumeError(f"{path} has the format {format_}, and this version reads {FORMAT}; delete it to begin anew")
