@@ -68,7 +68,8 @@ class PretrainedTokenizer(Tokenizer):
         spelled = [encoding.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
         numbers = [number for number in spelled if number is not None]
         has_fallback = numbers == spelled and encoding.decode([numbers[byte] for byte in "é".encode()]) == "é"
-        self._bytes = {number: byte for byte, number in enumerate(numbers)} if has_fallback else {}
+        self._spelled = numbers if has_fallback else []
+        self._bytes = {number: byte for byte, number in enumerate(self._spelled)}
 
     def encode_text(self, text: bytes) -> bytes:
         return self._encode(text.decode(), specials=True)
@@ -118,13 +119,11 @@ class PretrainedTokenizer(Tokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         """The tokens' text, without control tokens."""
         # for a byte that is not UTF-8 the library also replaces its neighbours with U+FFFD, and so loses letters
-        told, spelled = list[int](), list(self._bytes)
-        for are_bytes, row in groupby(
-            (each for each in tokens if each not in self._left_out), self._bytes.__contains__
-        ):
+        told, kept = list[int](), (each for each in tokens if each not in self._left_out)
+        for are_bytes, row in groupby(kept, self._bytes.__contains__):
             if are_bytes:
                 mended = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
-                told += [spelled[byte] for byte in mended]
+                told += [self._spelled[byte] for byte in mended]
             else:
                 told += row
         text: str = self.encoding.decode(told)

@@ -126,3 +126,27 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
     finally:
         service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     assert (answer.status_code, answer.json()["reason"]) == (503, "the hosts are not ready")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code", "words"),
+    [
+        ({"model": "onesweep-gpt"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
+        ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
+        ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
+        ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty"),
+        ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),
+        ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
+        ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256, the model has 0 to 255"),
+        ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),
+        ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in one of them"),
+    ],
+)
+def test_refusals_say_what_to_change(
+    openai: OpenAI, changes: dict[str, Any], error: type[api.APIStatusError], code: str | None, words: str
+) -> None:
+    for streamed in (False, True):
+        with pytest.raises(error) as caught:
+            openai.completions.create(**ASKED | changes, stream=streamed)
+        assert words in caught.value.message
+        assert caught.value.code == code
