@@ -117,7 +117,7 @@ class StageServer:
             if stop.is_set() or task.cancelled() or (error := task.exception()) is None:
                 return
             log.critical("%s cannot go on", self.settings.host.name, exc_info=error)
-            self.failure = ServiceError(f"what nobody foresaw: {error!r}; see the log above")
+            self.failure = ServiceError(f"internal error: {error!r}; please report it with the log above")
             stop.set()
 
         task = asyncio.create_task(job)
