@@ -14,7 +14,7 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_ENDS = 64  # tokens that end a text
 MAX_ADDRESS = 255  # characters of HOST:PORT
-MOST_RELEASES = 2  # of a host: the one for new requests, and the previous or the next one
+MAX_RELEASES = 2  # of a host: the one for new requests, and the previous or the next one
 MAX_THREADS = 1024  # processor threads of a process
 MAX_NESTING = 100  # of JSON: recursion copies and writes it, and Python allows 1,000 levels
 

@@ -10,7 +10,7 @@ from typing import TextIO
 
 TERMINAL_PAUSE_S, PAUSE_S, TICK_S = 0.1, 3.0, 1.0
 # Below this share and time, the time left would be a guess.
-LEAST_SHARE, LEAST_S = 0.03, 1.0
+MIN_SHARE, MIN_S = 0.03, 1.0
 CLEAR = "\r\x1b[K"
 
 
@@ -83,8 +83,8 @@ class ProgressLine(WorkProgress):
 
     def _figures(self, took_s: float, share: float | None) -> str:
         if share is None:
-            return f" ({took_s:.0f} s)" if took_s >= LEAST_S else ""
-        if share < LEAST_SHARE or took_s < LEAST_S:
+            return f" ({took_s:.0f} s)" if took_s >= MIN_S else ""
+        if share < MIN_SHARE or took_s < MIN_S:
             return f", {share:.0%} done"
         return f", {share:.0%} done, about {took_s * (1 - share) / share:.0f} s left"
 

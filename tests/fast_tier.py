@@ -20,7 +20,7 @@ TESTS = str(Path(__file__).parent)
 FATAL = {signal.SIGKILL, signal.SIGSTOP}
 # Fixtures that need rights, programs or a kernel that a machine may lack.
 OF_THE_MACHINE = {"chromium", "etcd_with", "needs_lab", "small_disk"}
-MOST_SLEEP_S = 0.05
+MAX_SLEEP_S = 0.05
 
 _broken: list[str] = []
 _kill, _killpg, _sleep, _sleep_async = os.kill, os.killpg, time.sleep, asyncio.sleep
@@ -40,7 +40,7 @@ def _note_kill(number: int) -> None:
 
 
 def _note_sleep(seconds: float) -> None:
-    if seconds > MOST_SLEEP_S and _is_of_a_test():
+    if seconds > MAX_SLEEP_S and _is_of_a_test():
         _broken.append(f"sleeps for {seconds:g} s: wait for a state, or give the code a clock")
 
 

@@ -36,8 +36,8 @@ from tests.stages.model.tiny_llama import tiny_tokenizer
 from trainer.blocks.config import TrainingConfig, parse_config
 
 SHAPE = LlamaArchitecture((1,), 32, 4, 2, 8, 32, 64, 300)
-MOST_NUMBERS = 1 << 17  # of a tensor in a folder
-MOST_TENSORS = 100  # of those that a file describes
+MAX_NUMBERS = 1 << 17  # of a tensor in a folder
+MAX_TENSORS = 100  # of those that a file describes
 # A vocabulary of SentencePiece's kind, and GGUF's numbers for the kinds of its tokens.
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abc", "▁a", "bc"]
 KINDS = [2, 3, 3] + [6] * 256 + [1] * 6
@@ -87,10 +87,10 @@ def gguf() -> Target:
         source = GgufSource(path)
         source.check()
         probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)
-        for name in itertools.islice(source.shapes(), MOST_TENSORS):
+        for name in itertools.islice(source.shapes(), MAX_TENSORS):
             source.tensor(name)
         cut = replace(source.architecture, weights="q4", eight_bits=source.wide_matrices())
-        for name, size in itertools.islice(source.shapes().items(), MOST_TENSORS):
+        for name, size in itertools.islice(source.shapes().items(), MAX_TENSORS):
             if is_matrix(name, size):
                 source.parts(name, cut)
 
@@ -125,7 +125,7 @@ def folder() -> Target:
         try:
             told = json.loads(data)
             sizes = dict(told["tensors"])
-            stored = {name: torch.zeros(size) for name, size in sizes.items() if math.prod(size) <= MOST_NUMBERS}
+            stored = {name: torch.zeros(size) for name, size in sizes.items() if math.prod(size) <= MAX_NUMBERS}
         except (ValueError, TypeError, LookupError, RuntimeError, RecursionError, OverflowError):
             return  # describes no folder
         for name, file in settings.items():
@@ -135,7 +135,7 @@ def folder() -> Target:
         save_file(stored, base / huggingface.SINGLE)
         source = huggingface.HuggingFaceSource(base)
         source.check()
-        for name, size in itertools.islice(source.shapes().items(), MOST_TENSORS):
+        for name, size in itertools.islice(source.shapes().items(), MAX_TENSORS):
             source.tensor(name)
             if is_matrix(name, size) and size[1] % 32 == 0:
                 source.parts(name, replace(source.architecture, weights="q4"))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from loadtest.commands import BenchReport, settings_record
 from loadtest.faults.serving_testbed import (
     FAULTS,
-    MOST_HOSTS,
+    MAX_HOSTS,
     ServingTestbed,
     make_schedule,
     open_serving_testbed,
@@ -187,7 +187,7 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Run it. Raises OnesweepError without a deployment, or without a text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))  # refuse early, before anything is started
-    check_links(settings.profile, MOST_HOSTS)
+    check_links(settings.profile, MAX_HOSTS)
     with open_serving_testbed(settings, checkpoint) as testbed:
         facts = testbed.opened.caller.facts()
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)

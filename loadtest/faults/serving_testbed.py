@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 REPLICAS = 2
 LETTERS = "ab"
-MOST_HOSTS = REPLICAS * len(LETTERS)
+MAX_HOSTS = REPLICAS * len(LETTERS)
 End = Callable[[], object]  # ends a fault
 
 
@@ -100,10 +100,10 @@ def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topol
 @contextlib.contextmanager
 def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[ServingTestbed]:
     """A ready deployment with two hosts per block. Raises OnesweepError."""
-    with open_network(settings.profile, MOST_HOSTS) as network:
+    with open_network(settings.profile, MAX_HOSTS) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
-        host, port = addresses[0].rpartition(":")[0], network.first_port + MOST_HOSTS + 1
+        host, port = addresses[0].rpartition(":")[0], network.first_port + MAX_HOSTS + 1
         with deployed(network, checkpoint, topology, second=f"{host}:{port}") as opened:
             assert opened.deployment is not None
             yield ServingTestbed(opened, opened.deployment)

@@ -61,7 +61,7 @@ class Channel:
 # Changes to a running lab's links: datagrams to the process that carries its packets.
 
 ANSWER_S = 5.0
-MOST_BYTES = 1 << 16  # of an order
+MAX_BYTES = 1 << 16  # of an order
 CREDENTIALS = struct.Struct("3i")  # a sender's process, user and group, certified by the kernel
 
 Ends = tuple[str, str]  # addresses of a directed link's source and destination
@@ -79,7 +79,7 @@ def open_orders(pid: int) -> socket.socket:
 def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
     """Change the links named in a datagram from this user, and confirm."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        order, ancillary, _, sender = orders.recvmsg(MOST_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+        order, ancillary, _, sender = orders.recvmsg(MAX_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         users = [CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
         if users != [os.geteuid()]:
             return
@@ -97,7 +97,7 @@ def give_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
         own.bind("")  # the kernel chooses a name for the answer
         try:
             own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
-            own.recv(MOST_BYTES)
+            own.recv(MAX_BYTES)
         except OSError as error:
             raise LabError(f"the lab process {pid} does not answer: {error}") from None
 

@@ -60,7 +60,7 @@ def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
     return Outcome.FAILED
 
 
-MOST = 1_000_000  # anything above is a typing error
+MAX = 1_000_000  # anything above is a typing error
 GRACE_S = 5.0  # time after its deadline in which an answer still counts; later the request is lost
 
 
@@ -92,11 +92,11 @@ class LoadPlan:
 class LoadSettings:
     target: TestbedSettings = field(default_factory=TestbedSettings)
     modes: tuple[str, ...] = setting(("sweep",), "a run of each", name="--mode", metavar="M[,M]")
-    users: tuple[int, ...] = setting((8,), "users of a run; a run of each number", metavar="U[,U]", least=1, most=MOST)
-    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MOST)
-    max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MOST)
+    users: tuple[int, ...] = setting((8,), "users of a run; a run of each number", metavar="U[,U]", least=1, most=MAX)
+    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MAX)
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MAX)
     first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MAX_SEED)
-    cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MOST)
+    cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MAX)
     warm_up_s: float = 3.0  # under load before the measurement
     timeout_s: float = 60.0  # deadline of a request
 

@@ -136,8 +136,8 @@ def _own_status(error: RouterError | RequestRefused) -> bool:
     return not (isinstance(cause, grpc.RpcError) and STATUS_MARK in trailing_metadata(cause))
 
 
-def _wait_until(check: Callable[[], bool], most_s: float = math.inf) -> None:
-    deadline = time.perf_counter() + most_s
+def _wait_until(check: Callable[[], bool], max_s: float = math.inf) -> None:
+    deadline = time.perf_counter() + max_s
     while not check() and time.perf_counter() < deadline:
         gevent.sleep(POLL_S)
 

@@ -20,7 +20,7 @@ from stages.wire.status import CALL_KINDS
 
 HEADER_BYTES = 100  # at the start of a call
 CONNECT_S = 5.0
-BACKOFF_S, MOST_BACKOFF_S, BACKOFF_GROWS = 0.1, 2.0, 1.6
+BACKOFF_S, MAX_BACKOFF_S, BACKOFF_GROWS = 0.1, 2.0, 1.6
 REFUSED = "failed to connect to all addresses; last error: UNAVAILABLE: Connection refused"
 UNTRUSTED = "failed to connect to all addresses; last error: UNKNOWN: Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"
 TIMED_OUT = "failed to connect to all addresses; last error: UNAVAILABLE: connection attempt timed out"
@@ -86,8 +86,8 @@ class MemoryCall(AsyncIterator[Any]):
             self._headers.set_result(None)
         if data is None:
             return
-        if len(data) > self.channel.most_bytes:
-            words = f"CLIENT: Received message larger than max ({len(data)} vs. {self.channel.most_bytes})"
+        if len(data) > self.channel.max_bytes:
+            words = f"CLIENT: Received message larger than max ({len(data)} vs. {self.channel.max_bytes})"
             self._quit(StatusCode.RESOURCE_EXHAUSTED, words)
         else:
             self._answers.put(data)
@@ -172,7 +172,7 @@ class MemoryChannel:
     def __init__(self, network: MemoryNetwork, address: str, options: Sequence[tuple[str, int]] = ()) -> None:
         """:param options: gRPC's."""
         self.network, self.process, self.address = network, here(), address
-        self.most_bytes = dict(options).get("grpc.max_receive_message_length", 4 << 20)
+        self.max_bytes = dict(options).get("grpc.max_receive_message_length", 4 << 20)
         self.connection: Connection | None = None
         self.closed = self._dialling = False
         self.waiting: dict[MemoryCall, None] = {}
@@ -247,7 +247,7 @@ class MemoryChannel:
     def _failed(self, attempt: int, why: str) -> None:
         if attempt != self._attempt or not self._dialling:
             return
-        self._backoff_s = min(max(self._backoff_s * BACKOFF_GROWS, BACKOFF_S), MOST_BACKOFF_S)
+        self._backoff_s = min(max(self._backoff_s * BACKOFF_GROWS, BACKOFF_S), MAX_BACKOFF_S)
         self._again_at, self._problem = self.network.loop.now_s + self._backoff_s, why
         waiting, self.waiting = self.waiting, {}
         for call in waiting:

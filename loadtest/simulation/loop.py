@@ -18,7 +18,7 @@ from stages import clock
 T = TypeVar("T")
 Call = Callable[..., object]
 
-MOST_TURNS = 200_000  # a schedule takes two thousand
+MAX_TURNS = 200_000  # a schedule takes two thousand
 BEGIN_S = 1000.0  # start of virtual time, far from 0, which some code may take for "never"
 
 
@@ -146,7 +146,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run everything due, in the order in which it became due; if nothing is, jump to the next timer."""
         ready, timers, self.turns = self._ready, self._timers, self.turns + 1
-        if self.turns > MOST_TURNS:
+        if self.turns > MAX_TURNS:
             raise RuntimeError("the simulation goes round and round")
         if not ready:
             if not timers:

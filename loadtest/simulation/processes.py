@@ -15,7 +15,7 @@ from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.schedule import STAGES, PlannedFault
 from serving.router.active_release import RouterParts
 from serving.router.host_link import Attempt, HostLink, HostPath
-from serving.router.journal import MOST_PAUSE_S, PAUSE_S
+from serving.router.journal import MAX_PAUSE_S, PAUSE_S
 from serving.router.own_models import ReferenceVerifier
 from serving.router.paths import HEDGE_SHARE, SUSPECT_S
 from serving.router.ring import Ring
@@ -306,7 +306,7 @@ class WatchedRing(Ring):
             and not others & (targets | tries.blamed)
             and not self._lost_targets(other),
             "avoids a link that lost work long ago": self.place not in self.hit  # otherwise its clock may have jumped
-            and any(self._told_until.get(pair, 0.0) + MOST_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
+            and any(self._told_until.get(pair, 0.0) + MAX_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
         }
         names = " - ".join(link.entry.name for link in path)
         self.problems += [f"{self.place} {what}, on {names}" for what, is_so in wrong.items() if is_so]

@@ -15,7 +15,7 @@ CLIENT_NAMES = tuple(f"client-{i + 1}" for i in range(CLIENTS))
 COORDINATOR = "coordinator"
 WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas of each
 BEGIN_S = 2.0  # faults begin within this time
-MOST_FAULTS = 4
+MAX_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # slowdown of a host; range with which a second try begins alongside the first
 SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # slowdown of a range's only host; pause between the losses of both routers
 GONE_S = 600.0  # how long the other host is lost
@@ -32,8 +32,8 @@ AHEAD_S = {"day": 86_400.0, "month": 31 * 86_400.0}
 class FaultKind:
     """A kind of fault: its durations, frequency and possible cost."""
 
-    least_s: float  # shortest and longest duration
-    most_s: float
+    min_s: float  # shortest and longest duration
+    max_s: float
     weight: int  # relative frequency
     delay_s: float  # most time that it may cost a request, until it is noticed and the work done elsewhere
 
@@ -180,13 +180,13 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
             times_s = at_s, at_s + chance.uniform(*PARTED_S)
             ends = [(CLIENT_NAMES[0], router) for router in ROUTER_NAMES]
             faults += [PlannedFault("reset", each, then_s, 0.0) for each, then_s in zip(ends, times_s, strict=True)]
-            faults.append(PlannedFault("slow", (only,), 0.0, KINDS["slow"].most_s, SLOW_ALONE))
+            faults.append(PlannedFault("slow", (only,), 0.0, KINDS["slow"].max_s, SLOW_ALONE))
         else:
             faults.append(PlannedFault("freeze", (only,), at_s, chance.uniform(0.5, 3.0)))
-    count = int(not is_parted) if is_alone else chance.randint(1, MOST_FAULTS)
+    count = int(not is_parted) if is_alone else chance.randint(1, MAX_FAULTS)
     if seed % LIE_EVERY == LIE_AT and not is_scripted:  # an audit finds nothing if other hosts fail it
         kind, count = "lie", 0
-        length_s = chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
+        length_s = chance.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
         faults.append(PlannedFault(kind, (chance.choice(hosts),), chance.uniform(0, BEGIN_S), length_s))
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
     if deploy_at_s is not None:
@@ -214,7 +214,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
             strength = chance.uniform(0, WRITES)
         if kind != "half-open" and chance.random() < 0.5:  # choose the direction of the link to cut
             targets = targets[::-1]
-        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
+        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
         if deploy_at_s is not None and kind == "replace":
             at_s = deploy_at_s + chance.uniform(*DEPLOYED_S)
         elif deploy_at_s is not None and chance.random() < 0.5:
@@ -227,10 +227,10 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     known = (ROUTER_NAMES if is_parted else chance.choice(ways), *(chance.choice(ways) for _ in CLIENT_NAMES[1:]))
     second_tries = 0.0 if is_alone else (0.0, 1.0, HEDGES, HEDGES)[int(4 * chance.random())]
     if seed % DATE_EVERY == DATE_AT:
-        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["day"].least_s, KINDS["day"].most_s)
+        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["day"].min_s, KINDS["day"].max_s)
         faults.append(PlannedFault(chance.choice(list(AHEAD_S)), (chance.choice(harmed),), *times_s))
     if seed % MOVE_EVERY == MOVE_AT and not is_scripted:
-        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["move"].least_s, KINDS["move"].most_s)
+        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["move"].min_s, KINDS["move"].max_s)
         faults.append(PlannedFault("move", (chance.choice(hosts),), *times_s))
     faults.sort(key=lambda fault: fault.at_s)
     draws = seed % DRAW_EVERY == DRAW_AT and not is_scripted
@@ -241,13 +241,13 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
 def _training(seed: int, chance: random.Random) -> Schedule:
     """Faults of a training: of any process, and of the links between workers and their coordinator."""
     faults = []
-    for kind in chance.choices(TRAINING_KINDS, k=chance.randint(1, MOST_FAULTS)):
+    for kind in chance.choices(TRAINING_KINDS, k=chance.randint(1, MAX_FAULTS)):
         targets: tuple[str, ...] = (chance.choice(WORKERS), COORDINATOR)[:: chance.choice((1, -1))]
         if kind == "lie" or kind in OF_COORDINATOR:
             targets = (COORDINATOR if kind in OF_COORDINATOR else chance.choice(WORKERS),)
         elif kind in ("kill", "freeze", "jump", "untrusted"):
             targets = (chance.choice((COORDINATOR, *WORKERS)),)
-        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
+        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
         drawn = {"jump": chance.uniform(*JUMP_S), "torn": chance.uniform(0, WRITES)}
         strength = {"slow-link": SLOW_LINK_S, **drawn}.get(kind, 0.0)
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))

@@ -50,7 +50,7 @@ FATES = "right", "left", "hurried", "refused", "between releases"
 BAD_FATES = "lost", "wrong", "late", "slow", "moved"
 LATE_S = 0.5
 BUSY_S = 0.3  # time of the other client's requests
-MOST_MOVES = 2  # caused by one fault, including moves to hosts that it has hit
+MAX_MOVES = 2  # caused by one fault, including moves to hosts that it has hit
 # Two faults may leave a router without a path, or hit two tries at once: then a hop's timeout passes.
 NO_WAY_S, BACK_S = 6.0, 2.5  # BACK_S: after a fault routers dial again, and gRPC waits up to 2 s in between
 
@@ -175,7 +175,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     # a router searches for a path until a hop's timeout, and its client tries the other one
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
     flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
-    if outcome.replays > MOST_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
+    if outcome.replays > MAX_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
         return "moved"
     recent = [fault for fault in schedule.faults if fault.at_s < outcome.begun_s + took_s]
     gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}

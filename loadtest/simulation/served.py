@@ -152,8 +152,8 @@ class ServedCall:
 
     async def _read(self, data: bytes | None) -> Any:  # noqa: ANN401
         assert data is not None
-        if len(data) > (most_bytes := self._connection.serves.most_bytes):
-            words = f"SERVER: Received message larger than max ({len(data)} vs. {most_bytes})"
+        if len(data) > (max_bytes := self._connection.serves.max_bytes):
+            words = f"SERVER: Received message larger than max ({len(data)} vs. {max_bytes})"
             await self.abort(StatusCode.RESOURCE_EXHAUSTED, words)
         return self._parse(data)
 
@@ -198,8 +198,8 @@ class ServedCall:
 class MemoryServer:
     """A server, for the generated `add_..._to_server`."""
 
-    def __init__(self, network: MemoryNetwork, interceptors: Sequence[Any] = (), most_bytes: int = 4 << 20) -> None:
-        self.network, self.most_bytes = network, most_bytes
+    def __init__(self, network: MemoryNetwork, interceptors: Sequence[Any] = (), max_bytes: int = 4 << 20) -> None:
+        self.network, self.max_bytes = network, max_bytes
         self._interceptors, self._handlers, self._made = interceptors, dict[str, Any](), dict[str, Any]()
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 
 # -P: import nothing from the working directory
 COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
-MOST_AT_ONCE = 1024
+MAX_AT_ONCE = 1024
 STOP_S = 5.0  # how long to wait for running calls
 POLL_S = 0.1
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
@@ -227,7 +227,7 @@ def main() -> None:
         with printing:
             print(json.dumps([number, answered]), flush=True)
 
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(MOST_AT_ONCE) as threads:
+    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(MAX_AT_ONCE) as threads:
         for line in sys.stdin:
             threads.submit(tell, *json.loads(line))
 

@@ -14,7 +14,7 @@ from loadtest.workload.testbed import Testbed
 from serving.modes import COPY, NO_COPY
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import Tokenizer
-from stages.backends.whole_model import LEAST_TEMPERATURE, WholeModel
+from stages.backends.whole_model import MIN_TEMPERATURE, WholeModel
 from stages.checkpoint.bundle import find_bundle, holds_copy
 from stages.errors import InputError, ServiceError
 
@@ -105,7 +105,7 @@ def _places(
     """ln p (tokens, vocabulary) at each position of `output`, and the tokens there (tokens,)."""
     known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
     logits = model.logits(torch.tensor(known))[len(first) - 1 : -1]
-    return (logits / max(temperature, LEAST_TEMPERATURE)).log_softmax(1), torch.tensor(known[len(first) :])
+    return (logits / max(temperature, MIN_TEMPERATURE)).log_softmax(1), torch.tensor(known[len(first) :])
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:

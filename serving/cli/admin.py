@@ -95,7 +95,7 @@ def add_sign(action: argparse.ArgumentParser) -> None:
 
 def run_sign(options: argparse.Namespace) -> int:
     check_installed()
-    from stages.checkpoint.release_store import MOST_SIGNATURES, read_release_manifest, write_signatures
+    from stages.checkpoint.release_store import MAX_SIGNATURES, read_release_manifest, write_signatures
     from stages.wire.certificates import is_signed, sign
 
     release = read_release_manifest(options.checkpoint)
@@ -103,7 +103,7 @@ def run_sign(options: argparse.Namespace) -> int:
     # Drop signatures of an earlier state of the files; keep those of other keys, so that keys can change one by one.
     others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
     try:
-        write_signatures(options.checkpoint, [*others, (key, signature)][-MOST_SIGNATURES:])
+        write_signatures(options.checkpoint, [*others, (key, signature)][-MAX_SIGNATURES:])
     except OSError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
     print(f"release {release.name}, {len(others) + 1} signatures")

@@ -57,8 +57,8 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     wait_s = WAIT_S if options.wait is None else options.wait
     if not wait_s >= 0:
         raise InputError(f"--wait must be 0 or more seconds, not {wait_s}")
-    most_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
-    deadline, answer_s = time.monotonic() + most_s, min(ANSWER_S, most_s or ANSWER_S)
+    max_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
+    deadline, answer_s = time.monotonic() + max_s, min(ANSWER_S, max_s or ANSWER_S)
     here = deployment_here(options.router)
     may_come = options.wait is not None or here is not None
     ended = here.ended().get(ROUTER) if here is not None and options.wait is None else None
@@ -85,7 +85,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
                 raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
             elif reason == SILENT:
                 remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
-                silence = f"does not answer in {max(most_s, answer_s):g} s: {said}"
+                silence = f"does not answer in {max(max_s, answer_s):g} s: {said}"
                 raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
             else:
                 return

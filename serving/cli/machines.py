@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stages.wire.tickets import JoinedMachine, Ticket
 
 ADDRESSES_NAME, DOING_NAME = "addresses.json", "doing.json"
-MOST_NAMESAKES = 32  # most machines of one person on one computer
+MAX_NAMESAKES = 32  # most machines of one person on one computer
 
 
 def state_home() -> Path:
@@ -139,7 +139,7 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
     if name:
         names = [folders[own]] if own in folders else [own] if ticket else []
     else:
-        names = [own, *(f"{own[:28]}-{i}" for i in range(2, MOST_NAMESAKES))] if ticket else [*folders.values()]
+        names = [own, *(f"{own[:28]}-{i}" for i in range(2, MAX_NAMESAKES))] if ticket else [*folders.values()]
     for each in names:
         try:
             stack.enter_context(locked(run / each))

@@ -41,7 +41,7 @@ HOSTS = 3
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
-LEAST_CHAT = 32  # tokens: the template's own, and a few words each way
+MIN_CHAT = 32  # tokens: the template's own, and a few words each way
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def run_import(options: argparse.Namespace) -> int:
     print(summary(imported))
     positions = imported.text_architecture.positions
     short = f"a context of {positions} tokens has no room for a chat: import it with a longer --context"
-    print(short if positions < LEAST_CHAT else f"chat with it: onesweep run {quote(str(options.out))}")
+    print(short if positions < MIN_CHAT else f"chat with it: onesweep run {quote(str(options.out))}")
     return 0
 
 

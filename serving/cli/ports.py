@@ -11,7 +11,7 @@ from stages.wire.channel import is_loopback, parse_address
 
 # Below the ports that systems use for outgoing connections, above most well-known ones.
 PORTS = range(20_000, 32_000)
-MOST_BLOCKS = 32
+MAX_BLOCKS = 32
 TRIES = 10_000
 
 _kept: deque[contextlib.ExitStack] = deque()
@@ -20,7 +20,7 @@ _kept: deque[contextlib.ExitStack] = deque()
 def free_port_block(count: int) -> int:
     """Reserve `count` free neighbouring loopback ports; returns the first. Raises ServiceError if there are none."""
     # a datagram socket with the same number reserves a port between processes: it blocks no server, and closes with
-    # this process or after MOST_BLOCKS further calls
+    # this process or after MAX_BLOCKS further calls
 
     for _ in range(TRIES):
         first = PORTS.start + secrets.randbelow(len(PORTS) - count)
@@ -29,7 +29,7 @@ def free_port_block(count: int) -> int:
                 stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(("127.0.0.1", port))
             if all(port_free("127.0.0.1", port) for port in range(first, first + count)):
                 _kept.append(stack.pop_all())
-                if len(_kept) > MOST_BLOCKS:
+                if len(_kept) > MAX_BLOCKS:
                     _kept.popleft().close()
                 return first
     raise ServiceError(f"no {count} neighbouring loopback ports are free: end what listens on so many")

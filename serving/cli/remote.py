@@ -58,11 +58,11 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 def run_serve(options: argparse.Namespace) -> int:
     check_framework("--http")
     check_installed()
-    from stages.wire.rendezvous import MOST_MACHINES
+    from stages.wire.rendezvous import MAX_MACHINES
 
     check_positive(options, "context", "threads", "port", "wait")
-    if (options.wait or 1) > MOST_MACHINES:
-        raise InputError(f"--wait must be at most {MOST_MACHINES}, not {options.wait}")
+    if (options.wait or 1) > MAX_MACHINES:
+        raise InputError(f"--wait must be at most {MAX_MACHINES}, not {options.wait}")
     progress = _ToldProgress(f"127.0.0.1:{options.port}")
     with ends_cleanly(), closing(progress), locked(run_directory()):
         _serve(options, progress)
@@ -125,19 +125,19 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
     """The rendezvous, on its own thread while the model is served; this process and its children dial machines through
     it. Raises OnesweepError if it cannot listen."""
     from stages.wire.rendezvous import Rendezvous
-    from stages.wire.tickets import MOST_ADDRESSES, own_addresses
+    from stages.wire.tickets import MAX_ADDRESSES, own_addresses
 
     host, port = parse_address(options.listen, "--listen")
     if port == 0:
         raise InputError("--listen needs a port: tickets say it")
     if options.address:
         addresses = tuple(options.address.split(","))
-        if len(addresses) > MOST_ADDRESSES:
-            raise InputError(f"--address takes at most {MOST_ADDRESSES} addresses, not {len(addresses)}")
+        if len(addresses) > MAX_ADDRESSES:
+            raise InputError(f"--address takes at most {MAX_ADDRESSES} addresses, not {len(addresses)}")
         for address in addresses:
             parse_address(address, "--address")
     elif host in ("0.0.0.0", "::"):
-        addresses = (*own_addresses(port)[: MOST_ADDRESSES - 1], f"127.0.0.1:{port}")
+        addresses = (*own_addresses(port)[: MAX_ADDRESSES - 1], f"127.0.0.1:{port}")
     else:
         addresses = (options.listen,)
     rendezvous, ready = Rendezvous(run, say), Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()

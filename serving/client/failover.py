@@ -27,7 +27,7 @@ from stages.wire.status import REQUEST_KEY, STATUS_MARK, Metadata, call_metadata
 from stages.wire.tls import Security, Tls, handshake_problem
 from stages.wire.tokens import token_for, token_metadata
 
-MOST_ROUTERS = 8
+MAX_ROUTERS = 8
 # How long to retry all of them: `serve` restarts a router that ended, which takes seconds, and gRPC may not reach a
 # restarted one for 2 s, its pause between attempts.
 BACK_S, PAUSE_S = 30.0, 0.25
@@ -61,8 +61,8 @@ def router_addresses(text: str) -> tuple[str, ...]:
     addresses = tuple(text.split(","))
     for address in addresses:
         parse_address(address, "router address")
-    if len(set(addresses)) != len(addresses) or len(addresses) > MOST_ROUTERS:
-        raise InputError(f"router address {text!r} must name up to {MOST_ROUTERS} routers, each once")
+    if len(set(addresses)) != len(addresses) or len(addresses) > MAX_ROUTERS:
+        raise InputError(f"router address {text!r} must name up to {MAX_ROUTERS} routers, each once")
     return addresses
 
 

@@ -14,7 +14,7 @@ from time import process_time_ns
 
 from serving.modes import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from serving.router.accounting import Account
-from serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
+from serving.router.audit import MAX_TRIES, RETRY_PAUSE_S, AuditFailed
 from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.v1 import router_pb2
@@ -23,7 +23,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import close_to, one_of, quoted
 from stages.host.plan import ModelKind
 from stages.model.codec import CODECS, HIDDEN
-from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan, Trajectory, most_pictures
+from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan, Trajectory, max_pictures
 from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage
 from stages.wire.status import failed_precondition, internal, invalid, unavailable
@@ -215,7 +215,7 @@ class LocalDrawing(DrawingMode):
         )
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
-        if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):
+        if order.plan.pictures > (most := max_pictures(self._architecture, order.plan.guidance)):
             raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
         # One thread: the router's event loop stays free for others, and two nets at once would be no quicker.
         loop = asyncio.get_running_loop()
@@ -241,13 +241,13 @@ def drawing_modes(ring: RingView, local: LocalDrawing) -> dict[str, DrawingMode]
 
 async def retry_drawing(order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
     """Draw pixels, none of them from hosts found faulty meanwhile. Raises StatusError."""
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         try:
             return await order.mode.draw(order, account, preview)
         except AuditFailed:
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
-    raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")
+    raise unavailable(f"{MAX_TRIES} times a host of this request was faulty: look at the hosts")
 
 
 Modes = Mapping[str, DrawingMode]

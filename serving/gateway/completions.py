@@ -62,7 +62,7 @@ class CompletionOrder:
     unenforced: tuple[str, ...] = ()
     # Names of the tools that a choice may call, and the most calls; None for any number.
     tools: tuple[str, ...] = ()
-    most_calls: int | None = None
+    max_calls: int | None = None
 
     @property
     def choices(self) -> int:
@@ -110,7 +110,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
-    most_calls = 1 if chat and chat.parallel_tool_calls is False else None
+    max_calls = 1 if chat and chat.parallel_tool_calls is False else None
     prompts = [("", settings)]
     if isinstance(request, CompletionRequest):
         texts: list[Any] = request.prompt  # a single prompt of tokens is in a list by now
@@ -118,7 +118,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
         prompts = [*zip(texts if request.echo and not scores else [""] * len(texts), asked, strict=True)]
     told = most != 0, not scores or logprobs is not None
     names = tuple(tool.name for tool in offered)
-    return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, most_calls)
+    return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, max_calls)
 
 
 def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
@@ -184,7 +184,7 @@ async def run_choice(
     Raises OnesweepError.
     """
     decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
-    reader, calls = CallReader(order.tools, order.most_calls) if order.tools else None, list[ToolCall]()
+    reader, calls = CallReader(order.tools, order.max_calls) if order.tools else None, list[ToolCall]()
     echo, settings = order.prompts[index // len(order.seeds)]
     seed = order.seeds[index % len(order.seeds)]
     events = router.events(**settings, seed=seed, whole=whole, named=named)

@@ -28,7 +28,7 @@ DEFAULT_STEPS = 8  # twice as many double the time for 0.07 bits a byte
 DEFAULT_TEMPERATURE = 0.8
 # English has 3.2 bytes a token with the shipped vocabulary of 3,072, and 4.5 with vocabularies of 50,000. An output
 # generated at once is cut at the request's bytes: too many tokens cost time, too few cost a trip.
-LEAST_BYTES_A_TOKEN = 2.5
+MIN_BYTES_A_TOKEN = 2.5
 
 
 def words_of(sampling: Mapping[str, Any]) -> str:
@@ -36,9 +36,9 @@ def words_of(sampling: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in sampling.items() if isinstance(value, int | float))
 
 
-def whole(most_bytes: int, vocabulary: Vocabulary) -> int:
-    """Tokens that suffice for most texts of `most_bytes` bytes."""
-    return most_bytes if vocabulary == BYTES else math.ceil(most_bytes / LEAST_BYTES_A_TOKEN)
+def whole(max_bytes: int, vocabulary: Vocabulary) -> int:
+    """Tokens that suffice for most texts of `max_bytes` bytes."""
+    return max_bytes if vocabulary == BYTES else math.ceil(max_bytes / MIN_BYTES_A_TOKEN)
 
 
 @dataclass(frozen=True, kw_only=True)

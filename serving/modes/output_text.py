@@ -8,12 +8,12 @@ from serving.modes.tokenizer import Tokenizer
 class OutputText:
     """Applies stop strings and a byte limit to a model's output. The text does not depend on how it is split."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: bytes, stops: Sequence[bytes], most_bytes: int | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: bytes, stops: Sequence[bytes], max_bytes: int | None) -> None:
         """:param prompt: in tokens.
 
-        :param most_bytes: None = no limit but that of tokens. The cut never splits a character.
+        :param max_bytes: None = no limit but that of tokens. The cut never splits a character.
         """
-        self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), most_bytes
+        self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), max_bytes
         # the name of a control token never appears in the text: as a stop string, the token itself ends the text
         self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
         self.stopped = self.over = False  # a stop string ended the text; the text is complete

@@ -28,7 +28,7 @@ SAMPLED = {f.name: f for f in SETTINGS if f.name == "temperature" or f.name in S
 # Prompt tokens that decoding looks back at: the token before a word decides whether it begins with a space.
 CONTEXT = 8
 # Most tokens held back while no character is complete; after these they are handed out as they are.
-MOST_HELD = 64
+MAX_HELD = 64
 # Replaces bytes that are not a character, or not yet.
 UNKNOWN = "\ufffd"
 
@@ -54,7 +54,7 @@ class PretrainedTokenizer(Tokenizer):
         self.encoding, self.vocabulary, self.ends, self.template = encoding, vocabulary, ends, template
         self.tool_template = tool_template or template
         self.id, self.chats = id, template is not None
-        self.most_bytes = max((len(token.encode()) for token in encoding.get_vocab()), default=1)
+        self.max_token_bytes = max((len(token.encode()) for token in encoding.get_vocab()), default=1)
         normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
         added = encoding.get_added_tokens_decoder()
         found = {number: each for number, each in added.items() if each.special and len(each.content) > 1}
@@ -214,7 +214,7 @@ class _Tokens(Detokenizer):
     def _told(self, token: int) -> str:
         self._held.append(token)
         text = self._added()
-        if text.endswith(UNKNOWN) and len(self._held) <= MOST_HELD:
+        if text.endswith(UNKNOWN) and len(self._held) <= MAX_HELD:
             return ""
         self._known, self._held = self._held if text else (self._known + self._held)[-CONTEXT:], []
         return text

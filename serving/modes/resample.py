@@ -24,7 +24,7 @@ from serving.router.request import ONE_TEXT
 from serving.router.ring import RingView
 from serving.router.session import Session
 from stages.model.resampling import ImportanceWeights, weigh
-from stages.model.scoring import MAX_LOGITS, Floats, most_scored
+from stages.model.scoring import MAX_LOGITS, Floats, max_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, internal, invalid
@@ -109,7 +109,7 @@ class ResampleMode(Mode):
     def _check_candidates(self, request: Generation, width: int) -> None:
         """Raise StatusError if hosts (by the scorer's width) or the drafter lack room for the candidates."""
         chunk, candidates = self._sizes(request)
-        noun, most, fit = self.tokenizer.noun, most_scored(width), self._fit(chunk)
+        noun, most, fit = self.tokenizer.noun, max_scored(width), self._fit(chunk)
         each, who = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
         if chunk > most:
             raise invalid(
@@ -216,15 +216,15 @@ class ResampleMode(Mode):
         """Chunk and number of candidates. Nothing is learnt from requests: a text would depend on earlier ones."""
         usual = request.whole(self.tokenizer.vocabulary)
         if not self.is_near:  # as long as the candidates fit into a message
-            usual = max(min(usual, most_scored(self._models["ar"].width) // (request.candidates or CANDIDATES)), 1)
+            usual = max(min(usual, max_scored(self._models["ar"].width) // (request.candidates or CANDIDATES)), 1)
         chunk = min(request.chunk or usual, request.max_tokens)
         return chunk, request.candidates or max(1, min(CANDIDATES, self._fit(chunk)))
 
     def _fit(self, length: int) -> int:
         """Most candidates of `length` tokens."""
         if self.is_near:
-            return self._drafter.most_branches(length)
-        return min(most_scored(self._models["ar"].width) // length, MAX_LOGITS // self.tokenizer.vocabulary.size)
+            return self._drafter.max_branches(length)
+        return min(max_scored(self._models["ar"].width) // length, MAX_LOGITS // self.tokenizer.vocabulary.size)
 
     def _scorer(self, request: Generation) -> str:
         """The scorer that `request` names, or the default. Meaningful while there is no `problem`."""

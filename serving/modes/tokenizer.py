@@ -77,7 +77,7 @@ class Tokenizer(ABC):
     # Whether the model knows the turns of a conversation.
     chats: bool = False
     # Most bytes that one token stands for.
-    most_bytes: int = 1
+    max_token_bytes: int = 1
 
     @abstractmethod
     def encode_text(self, text: bytes) -> bytes:

@@ -31,7 +31,7 @@ from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.clock import monotonic
 from stages.errors import InputError
 from stages.host.plan import ModelKind
-from stages.model.scoring import most_scored
+from stages.model.scoring import max_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, failed_precondition, unavailable
@@ -213,7 +213,7 @@ async def _draw(mode: DrawingMode) -> None:
 
 
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
-    vocabulary, most = Vocabulary(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
+    vocabulary, most = Vocabulary(manifest.text_architecture.vocabulary), max_scored(manifest.text_architecture.width)
     known = manifest.probe
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:

@@ -22,7 +22,7 @@ from stages.wire.tokens import Key
 RESERVED_SHARE = 8
 INTERACTIVE_SHARE, BATCH_SHARE = 4, 8  # one place in this many
 DAY_S = 86_400
-LEAST_RETRY_MS, MOST_RETRY_MS = 1000, 60_000
+MIN_RETRY_MS, MAX_RETRY_MS = 1000, 60_000
 # Weight of a new request in the running mean of their durations.
 NEW_SHARE = 0.2
 
@@ -237,4 +237,4 @@ class Admission:
     def _retry_ms(self, place: int) -> int:
         """Estimate of when the request at this place in the queue gets its turn."""
         expected_ms = self._mean_s * place / self.settings.request_limit * 1000
-        return int(min(max(expected_ms, LEAST_RETRY_MS), MOST_RETRY_MS))
+        return int(min(max(expected_ms, MIN_RETRY_MS), MAX_RETRY_MS))

@@ -27,7 +27,7 @@ from serving.router.host_link import Attempt, HostLink, HostPath
 from stages.checkpoint.files import replace_file
 from stages.clock import monotonic
 from stages.errors import OnesweepError
-from stages.host.prefixes import MOST_FAULTY
+from stages.host.prefixes import MAX_FAULTY
 from stages.v1 import stage_pb2
 from stages.wire.messages import check_timings, seconds_until
 from stages.wire.status import StatusError, data_loss, deadline_exceeded, unavailable
@@ -206,7 +206,7 @@ class Auditor:
 
     async def _ask(self, answer: AuditedAnswer, path: HostPath) -> Results:
         """Send an answer's work over a path like any other work, and return the results. Raises StatusError."""
-        came = asyncio.Queue[stage_pb2.Event](MOST_UNREAD)
+        came = asyncio.Queue[stage_pb2.Event](MAX_UNREAD)
         attempt = self.ring.begin(path, lambda _, event: None if came.full() else came.put_nowait(event))
         results = Results()
         try:
@@ -245,7 +245,7 @@ class Auditor:
 
 
 # Most unread events of one audit; no sound host sends more before they are read.
-MOST_UNREAD = 4096
+MAX_UNREAD = 4096
 
 
 def _names(hosts: Iterable[HostLink]) -> frozenset[str]:
@@ -256,7 +256,7 @@ def _addresses(hosts: Iterable[HostLink]) -> set[str]:
     return {link.entry.address for link in hosts}
 
 
-MOST_TRIES = 3
+MAX_TRIES = 3
 # If no host could be named, another host may have joined by then.
 RETRY_PAUSE_S = 0.5
 
@@ -277,7 +277,7 @@ async def retry_after_audit(
     Raises StatusError: DATA_LOSS if text already handed out was wrong.
     """
     sent = b""
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         written = b""
         try:
             async with aclosing(mode.generate(generation, account)) as pieces:
@@ -297,10 +297,10 @@ async def retry_after_audit(
                 raise data_loss(WRONG_SO_FAR) from None  # the client has its logprobs already, and they were wrong too
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
-    raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")
+    raise unavailable(f"{MAX_TRIES} times a host of this request was faulty: look at the hosts")
 
 
-MOST_HOURS = 32.0
+MAX_HOURS = 32.0
 FINDINGS_NAME = "faulty_hosts.json"
 
 
@@ -328,10 +328,10 @@ class Quarantine:
         A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work."""
         before = self._findings.get(name)
         times = before.times if before else 0
-        hours = min(2.0**times, MOST_HOURS)
+        hours = min(2.0**times, MAX_HOURS)
         instances = [each for each in (*(before.instances if before else ()), instance) if each]
         said = f"{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
-        kept = tuple(dict.fromkeys(instances))[-MOST_FAULTY:]
+        kept = tuple(dict.fromkeys(instances))[-MAX_FAULTY:]
         self._findings[name] = Finding(said, time.time() + hours * 3600, times + 1, kept)
         self._write()
         return hours
@@ -345,7 +345,7 @@ class Quarantine:
     @property
     def instances(self) -> list[str]:
         """Processes of all faulty hosts, the latest last: hosts drop cached work that passed through these."""
-        return [each for found in self._findings.values() for each in found.instances][-MOST_FAULTY:]
+        return [each for found in self._findings.values() for each in found.instances][-MAX_FAULTY:]
 
     def _write(self) -> None:
         if self._path is None:

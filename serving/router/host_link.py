@@ -16,8 +16,8 @@ from serving.router.topology import HostEntry
 from stages.clock import monotonic
 from stages.host.next_hosts import EVENTS_BYTES
 from stages.host.plan import MODEL_KINDS, weights_of
-from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
-from stages.limits import MOST_RELEASES
+from stages.host.prefixes import LISTED_BYTES, MAX_LISTED, path_digest, piece_key, voucher
+from stages.limits import MAX_RELEASES
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import results_of
@@ -26,14 +26,14 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed, so that the answer leaves first.
-MOST_OWED = 4096  # Sessions that a lost host still has to free; older ones end there with their leases.
+MAX_OWED = 4096  # Sessions that a lost host still has to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
 # A host counts as lost when its answer to a keep-warm message is late by this, by three round trips, and by twice its
 # recent delay or the pause that it reports, whichever is longer. gRPC's own keepalive needs at least 15 s with the
 # settings that servers accept.
 SILENT_S = 1.0
 # Limits on a host's description of itself.
-MOST_BLOCKS, MOST_HOSTS = 1024, 64
+MAX_BLOCKS, MAX_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # `status` names clocks that differ by more: certificates and logs depend on them.
 ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
@@ -96,7 +96,7 @@ class HostLink:
     def hear(self, info: stage_pb2.DescribeResponse) -> None:
         """Store the host's description of itself. Raises StatusError for one that no sound host sends."""
         sizes = len(info.blocks), len(info.links), len(info.releases)
-        if any(size > most for size, most in zip(sizes, (MOST_BLOCKS, MOST_HOSTS, MOST_RELEASES), strict=True)):
+        if any(size > most for size, most in zip(sizes, (MAX_BLOCKS, MAX_HOSTS, MAX_RELEASES), strict=True)):
             raise internal("it names {} blocks, {} links and {} releases".format(*sizes))
         self.info = info
         self.parts = max((getattr(each, kind).parts for each in info.releases for kind in MODEL_KINDS), default=0)
@@ -106,7 +106,7 @@ class HostLink:
     def hear_prefixes(self, told: stage_pb2.PrefixList) -> None:
         """Store the host's list of cached prefixes."""
         if told.version != self.prefix_version:
-            keys = told.digests[: MOST_LISTED * LISTED_BYTES]  # once: each access to the field copies it
+            keys = told.digests[: MAX_LISTED * LISTED_BYTES]  # once: each access to the field copies it
             self.prefixes = frozenset(keys[at : at + LISTED_BYTES] for at in range(0, len(keys), LISTED_BYTES))
             self.prefix_version = told.version
 
@@ -150,7 +150,7 @@ class HostLink:
     async def release(self, session: str | None = None) -> None:
         """Free a session, together with others that end at about the same time or are still owed."""
         if session is not None:
-            self._owed = [*self._owed, session][-MOST_OWED:]
+            self._owed = [*self._owed, session][-MAX_OWED:]
         if self._releasing:
             return
         self._releasing = True
@@ -163,7 +163,7 @@ class HostLink:
                     released = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
                     self.hear_prefixes(released.prefixes)  # a chat's next turn may arrive before the next description
                 except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or quarantined
-                    self._owed = [*owed, *self._owed][-MOST_OWED:]
+                    self._owed = [*owed, *self._owed][-MAX_OWED:]
                     return
         finally:
             self._releasing = False

@@ -29,8 +29,8 @@ OF_ONE_HOST = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}  # its certificate 
 OF_THE_ROUTER = {*OF_ONE_HOST, Code.DEADLINE_EXCEEDED}
 NONSENSE_TRIES = 3
 # Unexpected events allowed beyond one per position of a session; no sound host sends more.
-MOST_EVENTS_BEYOND = 8
-PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
+MAX_EVENTS_BEYOND = 8
+PAUSE_S, MAX_PAUSE_S = 0.05, 0.5
 
 
 class Journal:
@@ -136,7 +136,7 @@ class Tries:
 
     def heard(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
         """The event to read, or None for one too many: a try whose hosts send results without end has failed."""
-        most = self.capacity + attempt.results + MOST_EVENTS_BEYOND
+        most = self.capacity + attempt.results + MAX_EVENTS_BEYOND
         attempt.unread += 1
         if attempt.unread > most + 1:
             return None
@@ -220,7 +220,7 @@ class Tries:
             path = self.choose(self._avoided, ())
             if path is None or path in ([attempt.path] if patient else self.failed_on):
                 raise refusal
-        return min(PAUSE_S * 2**self.count, MOST_PAUSE_S) if self.count > 1 else 0.0
+        return min(PAUSE_S * 2**self.count, MAX_PAUSE_S) if self.count > 1 else 0.0
 
     def way(self, prefixes: Sequence[bytes], since_s: float, now_s: float) -> HostPath | None:
         """The hosts of the next try; None while it must wait. Raises StatusError when that takes too long.

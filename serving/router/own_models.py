@@ -57,7 +57,7 @@ class LocalModel(WholeModel):
             words = f"the router cannot load its own model: {error}"
             raise failed_precondition(words) from None
 
-    def most_branches(self, length: int) -> int:
+    def max_branches(self, length: int) -> int:
         """Most continuations of `length` tokens that one request may generate together."""
         fit = self.max_draft_bytes // max(self.text_bytes(length), 1)
         return min(fit, MAX_CANDIDATES, MAX_LOGITS // self.vocabulary.size)
@@ -108,7 +108,7 @@ def late() -> StatusError:
 
 # The router's own computation of a host's work: the third opinion when two hosts disagree.
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 
 class ReferenceVerifier:
@@ -136,7 +136,7 @@ class ReferenceVerifier:
         parts = self._loaded.get(path) or load_parts(plan)
         self._loaded[path] = parts
         kind = parse_hop(first, plan).kind
-        session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
+        session = SessionStore(MAX_BYTES, lease_s=MAX_BYTES).open(
             first.session, first.router, kind, first.capacity, parts, now_s=0.0
         )
         results = list[stage_pb2.Event]()

@@ -153,7 +153,7 @@ def _step_ms(source: HostLink, target: HostLink, suspects: Collection[tuple[str,
 
 # A fixed time would be too long for a byte and too short for a long sweep on a busy host.
 # The least wait while the deadline leaves time: a machine that stalls for a moment must not get twice the work.
-LEAST_S = 1.0
+MIN_S = 1.0
 HEDGES = 10.0  # Second tries allowed at once after a quiet time.
 HEDGE_SHARE = 0.05  # Share of results that may be hedged: when everything is slow, more work slows it further.
 
@@ -175,8 +175,8 @@ class Hedging:
 
     def wait_s(self, kind: str, left_s: float) -> float:
         """Seconds to wait for a result. `left_s`: until the deadline."""
-        mean_s, deviation_s = self._seen.get(kind, (LEAST_S, LEAST_S))
-        usual_s = max(mean_s + 4 * deviation_s, LEAST_S)
+        mean_s, deviation_s = self._seen.get(kind, (MIN_S, MIN_S))
+        usual_s = max(mean_s + 4 * deviation_s, MIN_S)
         # a second try must end before the deadline
         return max(min(usual_s, left_s - 2 * mean_s), mean_s + 2 * deviation_s)
 

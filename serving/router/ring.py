@@ -19,7 +19,7 @@ from serving.router.session import Session, Steps
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
-from stages.host.next_hosts import MOST_TOGETHER
+from stages.host.next_hosts import MAX_TOGETHER
 from stages.host.plan import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
@@ -37,7 +37,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-MOST_REPLAYS = 8  # Most replays at once over all hosts; further ones wait until one of these has a result.
+MAX_REPLAYS = 8  # Most replays at once over all hosts; further ones wait until one of these has a result.
 DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of an idle one.
 WATCH_S = 0.2
 # Added to the longest wait of an audit: calls to a host that is taken out should still get their answers.
@@ -118,7 +118,7 @@ class Ring:
 
     def may_replay(self) -> bool:
         """True if one more request may replay: all at once would stall the remaining hosts."""
-        return sum(attempt.replays for attempt in self._attempts.values()) < MOST_REPLAYS
+        return sum(attempt.replays for attempt in self._attempts.values()) < MAX_REPLAYS
 
     def end(self, attempt: Attempt) -> None:
         """Free an attempt's session on its hosts."""
@@ -184,8 +184,8 @@ class Ring:
                     async for events in messages:
                         if keeper is None:  # the first message is empty and says that the stream is open
                             keeper = self.spawn(self._keep_fresh(link))
-                        if (count := len(events.events)) > MOST_TOGETHER:
-                            raise internal(f"it sent {count} events together; at most {MOST_TOGETHER} travel so")
+                        if (count := len(events.events)) > MAX_TOGETHER:
+                            raise internal(f"it sent {count} events together; at most {MAX_TOGETHER} travel so")
                         for event in events.events:
                             self._deliver(event)
                 self._lose(link, "it closed the connection")

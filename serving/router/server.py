@@ -30,7 +30,7 @@ from stages.memory import keep_trimmed, return_large_buffers
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
-from stages.wire.channel import MOST_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
+from stages.wire.channel import MAX_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
 from stages.wire.status import StatusError
 from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
@@ -156,7 +156,7 @@ def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
     limits = service.admission.settings
     most = limits.request_limit + limits.queue_limit
     large = [path for path, scope in _PATHS.items() if scope == GENERATE]
-    server = new_server(interceptors=[CallBounds(caller, most, large)], streams=max(MOST_STREAMS, 2 * most))
+    server = new_server(interceptors=[CallBounds(caller, most, large)], streams=max(MAX_STREAMS, 2 * most))
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -303,14 +303,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
         # a byte model generates exactly the requested bytes
-        most_bytes = request.max_bytes if request.max_bytes and mode.tokenizer is not BYTE_TOKENIZER else None
-        reading = OutputText(mode.tokenizer, generation.prompt, request.stops, most_bytes)
+        max_bytes = request.max_bytes if request.max_bytes and mode.tokenizer is not BYTE_TOKENIZER else None
+        reading = OutputText(mode.tokenizer, generation.prompt, request.stops, max_bytes)
         held, ended, read = b"", False, 0
         told = list[router_pb2.TokenLogprob]()
         async with aclosing(retry_after_audit(mode, generation, account, request.whole)) as pieces:
             async for tokens in pieces:
                 if tokens is None:
-                    reading = OutputText(mode.tokenizer, generation.prompt, request.stops, most_bytes)
+                    reading = OutputText(mode.tokenizer, generation.prompt, request.stops, max_bytes)
                     held, read, account.output_bytes, account.told = b"", 0, 0, 0
                     told.clear()
                     continue

@@ -190,7 +190,7 @@ async def tokenized(
 
 def check_size(size: int, mode: Mode) -> None:
     """Raise StatusError for more bytes than the context of `mode` can ever hold, without tokenizing them."""
-    if size > (most := mode.positions * mode.tokenizer.most_bytes):
+    if size > (most := mode.positions * mode.tokenizer.max_token_bytes):
         raise invalid(
             f"the prompt has {size} bytes; the model's context of {mode.positions} {mode.tokenizer.noun} never holds "
             f"more than {most}: shorten it"

@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.model.layers import LayerCache
 from stages.pictures.trajectory import PicturePiece
 
-LEAST_TEMPERATURE = 1e-4
+MIN_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class NoisyPiece:
     @property
     def divisor(self) -> float:
         """Divisor of the logits: at temperature 0 the likeliest token gets all the probability."""
-        return max(self.temperature, LEAST_TEMPERATURE)
+        return max(self.temperature, MIN_TEMPERATURE)
 
 
 @dataclass(frozen=True)

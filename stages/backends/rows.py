@@ -17,7 +17,7 @@ from torch import Tensor
 FEWEST_ROWS = (4, 8, 16, 32, 64)
 # Shapes of the matrices that measure it: numbers in and out.
 SHAPES = ((32, 128), (128, 384), (128, 512), (256, 256), (512, 128), (512, 256))
-MOST_ROWS = 192
+MAX_ROWS = 192
 # Beyond this, matrix products gain nothing from more rows, and tensors between them fall out of the cache.
 ROWS_TOGETHER = 512
 # Numbers that an elementwise kernel computes at once (two AVX-512 registers). The remainder at the end of a thread's
@@ -173,7 +173,7 @@ def independent_rows(threads: int) -> int:
     Returns the largest of FEWEST_ROWS if none is enough: stages/backends/runner_checks.py detects that.
     """
     generator = torch.Generator().manual_seed(0)
-    most = MOST_ROWS * threads
+    most = MAX_ROWS * threads
     products = [
         (torch.randn(most, inner, generator=generator), torch.randn(outer, inner, generator=generator).t())
         for inner, outer in SHAPES

@@ -205,7 +205,7 @@ class Continuations:
         :param first: see `candidate_numbers`."""
         self.text, self.known, self.length, self.count = text, known, length, count
         self._numbers = partial(candidate_numbers, seed, text.model.vocabulary.count(known), length, count, first)
-        self.sharpness = torch.full((count, 1), 1 / max(temperature, LEAST_TEMPERATURE))
+        self.sharpness = torch.full((count, 1), 1 / max(temperature, MIN_TEMPERATURE))
         self.logits = torch.empty(0)
         self._first: Tensor | None = None
         self._forks: ModelForks | None = None
@@ -259,7 +259,7 @@ class Continuations:
 DRAWN_AT_ONCE = 1 << 18
 BLOCK = 256  # probabilities whose running sum is taken one by one; longer rows first sum such blocks
 # Below this temperature the likeliest token gets all the probability: no logit divided by it overflows.
-LEAST_TEMPERATURE = 1e-30
+MIN_TEMPERATURE = 1e-30
 
 
 def candidate_numbers(seed: int, position: int, length: int, count: int, first: int) -> Floats:
@@ -276,7 +276,7 @@ def draw_tokens(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, T
     """One token for each row, and its probability: both (rows, 1).
 
     :param logits: (rows, vocabulary).
-    :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
+    :param sharpness: 1 / temperature, (rows, 1), at most 1 / MIN_TEMPERATURE.
     :param u: in (0, 1], (rows, 1) float64.
     """
     rows = max(1, DRAWN_AT_ONCE // logits.shape[1])

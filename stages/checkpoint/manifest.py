@@ -159,11 +159,11 @@ def read_manifest(directory: Path) -> Manifest:
     return _parse(read_json(path, f"no checkpoint in {directory}: {MANIFEST_NAME} is missing"), path)
 
 
-def read_json(path: Path, missing: str = "", most_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
+def read_json(path: Path, missing: str = "", max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
     """The object in a file. Raises CheckpointError. :param missing: message if there is no checkpoint."""
     try:
-        if path.stat().st_size > most_bytes:
-            raise CheckpointError(f"{path} is over {most_bytes} bytes: that is no {path.name}")
+        if path.stat().st_size > max_bytes:
+            raise CheckpointError(f"{path} is over {max_bytes} bytes: that is no {path.name}")
         record = json.loads(regular(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
         raise (MissingCheckpoint(missing) if missing else CheckpointError(f"{path} is missing")) from None

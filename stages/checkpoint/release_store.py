@@ -34,11 +34,11 @@ NAME_DIGITS = 16
 CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"
 SIGNATURES_NAME = "signatures.json"  # of a signed bundle: pairs of a public key and its signature, hex
-MOST_SIGNATURES = 16
+MAX_SIGNATURES = 16
 COMING = ".coming-"
-MOST_STORED = 4  # releases; one more removes those not in use
+MAX_STORED = 4  # releases; one more removes those not in use
 SPARE_BYTES = 64 << 20  # bytes to keep free on the disk
-MOST_BESIDE_BYTES = 64 << 20  # for a file whose size is in no manifest, such as a tokenizer
+MAX_BESIDE_BYTES = 64 << 20  # for a file whose size is in no manifest, such as a tokenizer
 OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights that run
 
 # True for a folder's part that a machine needs; BESIDE means a token model's files next to its parts.
@@ -124,7 +124,7 @@ def _read_signatures(directory: Path) -> tuple[tuple[bytes, bytes], ...]:
         found = [(bytes.fromhex(key), bytes.fromhex(made)) for key, made in read_json(path)["signatures"]]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path} holds no signatures: remove it, and sign the release again") from None
-    return tuple(found[:MOST_SIGNATURES])
+    return tuple(found[:MAX_SIGNATURES])
 
 
 def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
@@ -232,7 +232,7 @@ class ReleaseStore:
         self._check_signature(contents)
         coming = self.directory / (COMING + contents.name)
         with _writing(coming):
-            if sum(_is_name(path.name) for path in self.directory.iterdir()) > MOST_STORED:
+            if sum(_is_name(path.name) for path in self.directory.iterdir()) > MAX_STORED:
                 self.remove_others([*self.in_use, contents.name])
             for other in self.directory.glob(COMING + "*"):
                 if other != coming:
@@ -311,8 +311,8 @@ class IncomingRelease:
             self._start = self._written = int(begun or 0)
         mode = "ab" if self._written else "wb"
         self._written += len(data)
-        if self._written > (part.bytes or MOST_BESIDE_BYTES):
-            most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
+        if self._written > (part.bytes or MAX_BESIDE_BYTES):
+            most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MAX_BESIDE_BYTES} bytes"
             raise CheckpointError(f"{path} has more than {most}")
         with _writing(target):
             if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # files next to the weights have unknown sizes

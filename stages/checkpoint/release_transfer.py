@@ -9,7 +9,7 @@ from pathlib import Path
 from stages.checkpoint.manifest import read_manifest
 from stages.checkpoint.release_store import (
     FOLDERS,
-    MOST_SIGNATURES,
+    MAX_SIGNATURES,
     IncomingRelease,
     ReleaseManifest,
     ReleaseStore,
@@ -137,7 +137,7 @@ def offer_of(contents: ReleaseManifest) -> stage_pb2.Offer:
 def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
     """The release in an offer. Raises StatusError for a bad offer."""
     manifests = {each.folder: each.content for each in offer.manifests}
-    signatures = tuple((each.key, each.signature) for each in offer.signatures[:MOST_SIGNATURES])
+    signatures = tuple((each.key, each.signature) for each in offer.signatures[:MAX_SIGNATURES])
     contents = ReleaseManifest(manifests, offer.frontier, signatures)
     if len(offer.manifests) > len(FOLDERS) or contents.name != offer.release:
         raise invalid(f"release {quoted(offer.release)} is not named after its manifests")

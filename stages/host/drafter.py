@@ -16,7 +16,7 @@ from stages.clock import monotonic
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
-    MOST_SURE,
+    MAX_SURE,
     Draft,
     DraftLength,
     DraftPlan,
@@ -104,7 +104,7 @@ class TreeGrower:
         tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
         exponentials = np.exp(sums / self.worth.noise)
         probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.where(is_sure[:, None], probs, np.minimum(probs, MOST_SURE))
+        chances = np.where(is_sure[:, None], probs, np.minimum(probs, MAX_SURE))
         chances = (chances * before[:, None]).flatten()
         first = len(growth.tokens)
         growth.tokens += tokens.flatten().tolist()

@@ -20,7 +20,7 @@ from stages.host.host import Host
 from stages.host.parts import WARM_POSITIONS, Parts, Release, load_parts
 from stages.host.plan import HostPlan, ModelSource, check_cut, plan_host
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
-from stages.limits import MOST_RELEASES
+from stages.limits import MAX_RELEASES
 from stages.memory import LOADING_BYTES, return_large_buffers, trim
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads
@@ -159,11 +159,11 @@ class Loader:
         if release is None:
             release = Release(name, await asyncio.to_thread(self.sources.plan, name))
             self._check(release.plan)
-            self._keep_only(keep, MOST_RELEASES - 1)
+            self._keep_only(keep, MAX_RELEASES - 1)
         if release.parts is None:
             release.parts = await self._load_beside(release.plan)
         releases.all = [*(each for each in releases.all if each is not release), release]
-        self._keep_only({name, *keep}, MOST_RELEASES)
+        self._keep_only({name, *keep}, MAX_RELEASES)
         await self._tidy()
 
     def _check(self, plan: HostPlan) -> None:
@@ -179,7 +179,7 @@ class Loader:
         releases = self.host.releases
         kept = [release for release in releases.all if release.name in keep] or [releases.newest]
         if len(kept) > most:
-            raise failed_precondition(f"a host holds {MOST_RELEASES} releases at most: keep fewer")
+            raise failed_precondition(f"a host holds {MAX_RELEASES} releases at most: keep fewer")
         releases.all = kept
 
     async def _tidy(self) -> None:

@@ -148,7 +148,7 @@ class NextHosts:
 # Events kept for a router that does not read them; later ones are dropped, and its requests end at their deadline.
 MAX_WAITING, MAX_WAITING_BYTES = 4096, 64 << 20
 
-MOST_TOGETHER = 256  # events in one message
+MAX_TOGETHER = 256  # events in one message
 TOGETHER_BYTES = 1 << 20  # beyond this, no further event joins a message
 EVENTS_BYTES = 16 << 20  # limit of a message of events: twice the largest pictures that are drawn together
 
@@ -184,7 +184,7 @@ class Subscribers:
             while True:
                 events = stage_pb2.Events(events=[event := await queue.get()])
                 size = event.ByteSize()
-                while len(events.events) < MOST_TOGETHER and size < TOGETHER_BYTES and not queue.empty():
+                while len(events.events) < MAX_TOGETHER and size < TOGETHER_BYTES and not queue.empty():
                     events.events.append(event := queue.get_nowait())
                     size += event.ByteSize()
                 queue.bytes -= size

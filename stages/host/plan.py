@@ -13,9 +13,9 @@ from stages.device import AUTO, all_cores, check_device
 from stages.errors import CheckpointError, InputError
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, PictureArchitecture
 from stages.model.prefill import max_new_tokens
-from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.scoring import MAX_LOGITS, max_scored
 from stages.model.vocabulary import Vocabulary
-from stages.pictures.trajectory import evaluations, most_pictures
+from stages.pictures.trajectory import evaluations, max_pictures
 from stages.v1 import stage_pb2
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class HostPlan:
             sizes.append(a.positions * (4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
             p = source.manifest.text_architecture
-            sizes.append((max_new_tokens(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
+            sizes.append((max_new_tokens(p.positions) + max_scored(p.width)) * (4 * p.width + ROW_BYTES))
         return max(sizes) + PARCEL_SPARE_BYTES
 
 
@@ -176,7 +176,7 @@ def device_for(name: str, plan: HostPlan) -> "torch.device":
 
 def _picture_bytes(a: PictureArchitecture) -> int:
     """Largest hop: the hidden states of each evaluation, with E and the pictures denoised at the level before."""
-    most = max(most_pictures(a, guidance) * evaluations(guidance) for guidance in (1.0, 2.0))
+    most = max(max_pictures(a, guidance) * evaluations(guidance) for guidance in (1.0, 2.0))
     return most * a.tokens * (4 * a.features + 8 * a.patch_dim + ROW_BYTES)
 
 

@@ -29,10 +29,10 @@ from stages.wire.status import not_found
 if TYPE_CHECKING:
     from stages.model.layers import LayerCache
 
-MOST_LISTED = 4096  # pieces in the list that routers get: 32 KB, at most once a second and only after a change
+MAX_LISTED = 4096  # pieces in the list that routers get: 32 KB, at most once a second and only after a change
 LISTED_BYTES = 8  # of a key: a router that mistakes one piece for another is refused, and prefills again
 VOUCHER_BYTES, KEY_BYTES = 16, 32
-MOST_FAULTY = 256  # instances of faulty hosts that a host remembers
+MAX_FAULTY = 256  # instances of faulty hosts that a host remembers
 
 
 def voucher(key: bytes, session: str, space: bytes, before: Sequence[str]) -> bytes:
@@ -175,7 +175,7 @@ class PrefixStore:
         fresh = [each for each in faulty if each not in self._faulty]
         for instance in fresh:
             self._faulty[instance] = None
-            if len(self._faulty) > MOST_FAULTY:
+            if len(self._faulty) > MAX_FAULTY:
                 self._faulty.popitem(last=False)
         if fresh:
             for key in [key for key, piece in self._pieces.items() if not self._faulty.keys().isdisjoint(piece.before)]:
@@ -196,6 +196,6 @@ class PrefixStore:
         """The list for a router that already has version `known`."""
         told = stage_pb2.PrefixList(version=self.version)
         if known != self.version:
-            latest = list(reversed(self._pieces))[:MOST_LISTED]
+            latest = list(reversed(self._pieces))[:MAX_LISTED]
             told.digests = b"".join(key[:LISTED_BYTES] for key in latest)
         return told

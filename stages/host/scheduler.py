@@ -122,7 +122,7 @@ PASS_ROWS = 256
 # in the warm-up and in the last pass. Work that the warm-up did not measure goes to the thread.
 QUICK_MS, QUICK_ROWS = 3.0, 64
 # Hops of batch requests sit out this many passes while others have work, then share one, so they do not starve.
-MOST_YIELDS = 7
+MAX_YIELDS = 7
 
 
 @dataclass
@@ -297,7 +297,7 @@ class Scheduler:
         able = [job for job in self._jobs if job.result is None]
         urgent = [job for job in able if not job.hop.batch]
         # leave out hops of batch requests while other hops exist; in their turn, all hops take part
-        yields = 0 < len(urgent) < len(able) and self._yields < MOST_YIELDS
+        yields = 0 < len(urgent) < len(able) and self._yields < MAX_YIELDS
         self._yields = self._yields + 1 if yields else 0
         steps, others, rows = list[ScheduledHop](), list[ScheduledHop](), [0, 0]
         for job in (urgent if yields else able)[: None if self.most_hops > 1 else 1]:

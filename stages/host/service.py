@@ -22,7 +22,7 @@ from stages.errors import InputError, OnesweepError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.plan import full_state_bytes
-from stages.host.prefixes import KEY_BYTES, MOST_FAULTY
+from stages.host.prefixes import KEY_BYTES, MAX_FAULTY
 from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import ROUTER, check_sender, identity_of
@@ -34,10 +34,10 @@ from stages.wire.status import Context, StatusError, aborted, exhausted, failed_
 from stages.wire.tls import Security, Tls
 
 MAX_RELEASED = 4096
-MOST_HOPS = 8192  # of a batch: each of 6 MB of empty hops would be refused by itself, which takes 24 s
+MAX_HOPS = 8192  # of a batch: each of 6 MB of empty hops would be refused by itself, which takes 24 s
 MAX_STALL_MS = 60_000
 ASSIGNMENT_NAME = "assignment.json"  # next to the releases of a host that was started without a checkpoint
-MOST_NEXT, MOST_BLOCKS = 64, 1024
+MAX_NEXT, MAX_BLOCKS = 64, 1024
 VERSION = version("onesweep")  # read once: finding it takes longer than the rest of an answer to Describe
 
 
@@ -76,8 +76,8 @@ class StageSeat:
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
         """Make this host serve another stage once the call is answered. Raises StatusError."""
         given = request.assignment
-        if len(given.next) > MOST_NEXT or len(given.blocks) > MOST_BLOCKS:
-            raise invalid(f"a stage has at most {MOST_BLOCKS} blocks and {MOST_NEXT} next hosts")
+        if len(given.next) > MAX_NEXT or len(given.blocks) > MAX_BLOCKS:
+            raise invalid(f"a stage has at most {MAX_BLOCKS} blocks and {MAX_NEXT} next hosts")
         try:
             for address in given.next:
                 check_target(address, self.security, "next address")
@@ -115,8 +115,8 @@ class StageSeat:
 
     async def round_trips(self, addresses: Sequence[str]) -> list[stage_pb2.LinkQuality]:
         """Measure small messages to each machine, over the same route as a hop. Raises StatusError."""
-        if len(addresses) > MOST_NEXT:
-            raise invalid(f"at most {MOST_NEXT} machines can be measured at once")
+        if len(addresses) > MAX_NEXT:
+            raise invalid(f"at most {MAX_NEXT} machines can be measured at once")
         relays = list[Relay]()
         try:
             for address in addresses:
@@ -212,8 +212,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         for name in self._own(request.sessions, context):
             if (session := self.host.sessions.sessions.get(name)) is not None:
                 self.host.sessions.renew(session, monotonic())
-        if len(request.faulty) > MOST_FAULTY:
-            raise invalid(f"at most {MOST_FAULTY} faulty hosts can be named at once")
+        if len(request.faulty) > MAX_FAULTY:
+            raise invalid(f"at most {MAX_FAULTY} faulty hosts can be named at once")
         if (peer := identity_of(context)) is None or peer.role == ROUTER:
             self.host.prefixes.forget(request.faulty)
         description = self.description()
@@ -249,8 +249,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         peer = identity_of(context)
         sender = None if peer is None else partial(check_sender, context, peer)
         async for batch in batches:
-            if len(batch.hops) > MOST_HOPS:
-                raise invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together")
+            if len(batch.hops) > MAX_HOPS:
+                raise invalid(f"a batch of {len(batch.hops)} hops; at most {MAX_HOPS} travel together")
             ack = self.host.take(batch, sender)
             if ack.rejections or not batch.quiet:
                 yield ack

@@ -114,7 +114,7 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file of the folder. Raises CheckpointError."""
     require_file(path)
-    return read_object(path, most_bytes=64 << 20)
+    return read_object(path, max_bytes=64 << 20)
 
 
 def folder_speech(folder: Path, config: Mapping[str, Any], vocabulary: int) -> Speech:

@@ -18,7 +18,7 @@ from stages.errors import InputError, OnesweepError
 from stages.importing.speech import open_tokenizer
 from stages.model.architecture import LlamaArchitecture
 
-MOST_NATS = 0.01  # largest loss per token that the hosts' form of the weights may add
+MAX_NATS = 0.01  # largest loss per token that the hosts' form of the weights may add
 TOLERANCE = 1e-3  # of a logit, for float32 weights: float32 errs by some 1e-6 of the largest, and layers add up
 # The text is Python's own help, in pieces of this many tokens. Both losses cover the same tokens, so few suffice.
 PIECE, PIECES = 512, 4
@@ -37,13 +37,13 @@ class SourceComparison:
 
     @property
     def holds(self) -> bool:
-        return self.lost_nats <= MOST_NATS and not (self.is_exact and self.largest_difference > TOLERANCE)
+        return self.lost_nats <= MAX_NATS and not (self.is_exact and self.largest_difference > TOLERANCE)
 
     def __str__(self) -> str:
         most = f" (at most {TOLERANCE:.0e})" if self.is_exact else ""
         return (
             f"next tokens as transformers: {self.same} of {self.places}; largest difference of a logit "
-            f"{self.largest_difference:.1e}{most}; {self.lost_nats:+.4f} nats a token (at most {MOST_NATS:+g}), "
+            f"{self.largest_difference:.1e}{most}; {self.lost_nats:+.4f} nats a token (at most {MAX_NATS:+g}), "
             f"KL {self.kl_nats:.4f}"
         )
 

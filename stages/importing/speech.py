@@ -176,7 +176,7 @@ def licence_texts(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths[:MAX_TEXTS] if path.stat().st_size <= MAX_TEXT_BYTES}
 
 
-LEAST_SHARE = 0.85  # share of the vocabulary that a tokenizer must know: models round theirs up, but by less
+MIN_SHARE = 0.85  # share of the vocabulary that a tokenizer must know: models round theirs up, but by less
 
 
 def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
     made = open_tokenizer(tokenizer)
     ids = made.get_vocab(with_added_tokens=True).values()
     size, vocabulary = len(ids), architecture.vocabulary
-    if size == 0 or max(ids) >= vocabulary or size < LEAST_SHARE * vocabulary:
+    if size == 0 or max(ids) >= vocabulary or size < MIN_SHARE * vocabulary:
         raise CheckpointError(
             f"the tokenizer does not match: it knows {size} tokens, up to number {max(ids, default=-1)}, and the model "
             f"{vocabulary}: take the tokenizer.json that was published with these weights"

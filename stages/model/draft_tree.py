@@ -14,8 +14,8 @@ RECENT = 0.1  # weight of the last sweep among those whose times are known
 A_GUESS_MS = 1.0  # time that a guess adds to a sweep, until sweeps with more and with fewer have been compared
 # The weight of that assumption against comparisons: a sum of squared differences of guesses.
 SPREAD = 40.0
-MOST_SURE = 0.99
-NOISE_STEP, LEAST_NOISE = 10.0, 0.01  # its logarithm grows by this for each surprising guess among those tried
+MAX_SURE = 0.99
+NOISE_STEP, MIN_NOISE = 10.0, 0.01  # its logarithm grows by this for each surprising guess among those tried
 
 
 # A tree is read depth first, position by position. With a mask over all rows, a kernel's order of additions would
@@ -126,13 +126,13 @@ class DraftLength:
             self._tried = FORGET * self._tried + accepted + (accepted < guesses)
             # grows with the expected acceptances that failed, and less the more was tried
             change = min(max(NOISE_STEP * (told - accepted) / self._tried, -1.0), 1.0)
-            self.noise = min(max(self.noise * exp(change), LEAST_NOISE), 1 / LEAST_NOISE)
+            self.noise = min(max(self.noise * exp(change), MIN_NOISE), 1 / MIN_NOISE)
         if levels:
             self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
 
     def length(self) -> int:
         """Number of guesses for a chain of which only `acceptance` is known."""
-        a = min(self.acceptance, MOST_SURE)
+        a = min(self.acceptance, MAX_SURE)
         return self.best([a ** (i + 1) for i in range(MAX_DRAFT)], self.level_ms) or 1
 
     def best(self, chances: Sequence[float], each_ms: float = 0.0, draft_ms: float = 0.0) -> int:
@@ -152,7 +152,7 @@ class DraftLength:
         :param chances: of the guesses so far, and :param ends: the sum for those that it would follow.
         :param draft_ms: time of these levels, whether the request waits for them or not.
         """
-        likeliest, right = sorted(chances, reverse=True), min(self.acceptance, MOST_SURE)
+        likeliest, right = sorted(chances, reverse=True), min(self.acceptance, MAX_SURE)
         count = self.best(likeliest, draft_ms=draft_ms)
         tokens = 1.0 + sum(likeliest[:count])
         rate = tokens / self._round_ms(count, draft_ms, ends)

@@ -19,12 +19,12 @@ ATTEND_POSITIONS = 32
 # the same code. Each costs every host about a millisecond, so there are few.
 MAX_PREFILL_CHUNKS = 16  # most hops of a step
 # New tokens that a hop may always bring, however short the context: drafts and chosen candidates stay together.
-LEAST_ROOM = 1024
+MIN_ROOM = 1024
 
 
 def max_new_tokens(positions: int) -> int:
     """New tokens that a hop may bring to a model with a context of `positions`; `prefill_chunks` needs no more."""
-    return max(-(-positions // MAX_PREFILL_CHUNKS) + 2 * READ_POSITIONS, LEAST_ROOM)
+    return max(-(-positions // MAX_PREFILL_CHUNKS) + 2 * READ_POSITIONS, MIN_ROOM)
 
 
 def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[int]:

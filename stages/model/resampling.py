@@ -14,7 +14,7 @@ from stages.model.randomness import Purpose, uniforms
 from stages.model.scoring import Floats
 
 # With fewer effective candidates, likelier texts were never proposed, so the weights cannot reveal them.
-LEAST_EFFECTIVE = 2.0
+MIN_EFFECTIVE = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ImportanceWeights:
         mean as 1. (The minorisation of Andrieu, Lee and Vihola 2018, arXiv 1312.6432. It is below the 6 E_p[w] / M of
         Agapiou et al. 2017, arXiv 1511.06196, theorem 2.1.)
         """
-        if self.effective < LEAST_EFFECTIVE:
+        if self.effective < MIN_EFFECTIVE:
             return 1.0
         count = len(self.shares)
         w = count * self.shares

@@ -24,14 +24,14 @@ HEAD_LOGITS = 1 << 22  # for candidates it computes about this many at once
 IMPOSSIBLE_NATS = -1e30  # stands for ln 0: finite in float32, as are its sums
 
 
-def most_scored(width: int) -> int:
+def max_scored(width: int) -> int:
     """Tokens of all candidates of a hop together, in a model of this width."""
     return min(MAX_SCORED_ROWS, MAX_SCORED_NUMBERS // width)
 
 
 def batch_rows(width: int) -> int:
     """Tokens of all candidates of a batch, for a model of this width."""
-    return min(BATCH_ROWS, most_scored(width))
+    return min(BATCH_ROWS, max_scored(width))
 
 
 def candidates_together(length: int, count: int, rows: int) -> int:

@@ -73,7 +73,7 @@ def _conditions(classes: tuple[int, ...], times: int, none: int) -> Tensor:
     return torch.tensor(classes + (none,) * (len(classes) * (times - 1)))
 
 
-def most_pictures(architecture: PictureArchitecture, guidance: float) -> int:
+def max_pictures(architecture: PictureArchitecture, guidance: float) -> int:
     """Largest number of pictures drawn together."""
     a = architecture
     numbers = a.tokens * (a.features + 2 * a.patch_dim) * evaluations(guidance)

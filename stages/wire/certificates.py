@@ -32,7 +32,7 @@ from stages.wire.channel import check_name, ip_of
 from stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
 
 AUTHORITY = "ca"
-MOST_DAYS = 20 * 365
+MAX_DAYS = 20 * 365
 MAX_CERTIFIED_NAME = 40  # routers listen on hosts as NAME.16-HEX-DIGITS, which must be a valid name, too
 SKEW = timedelta(minutes=5)  # certificates are valid from a little before their creation: clocks differ
 
@@ -271,8 +271,8 @@ def _general_name(address: str) -> x509.GeneralName:
 
 
 def _check_days(days: int) -> None:
-    if not 0 < days <= MOST_DAYS:
-        raise InputError(f"--days must be 1 to {MOST_DAYS}, not {days}")
+    if not 0 < days <= MAX_DAYS:
+        raise InputError(f"--days must be 1 to {MAX_DAYS}, not {days}")
 
 
 def _check_new(paths: Sequence[Path], force: bool, consequence: str) -> None:

@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
 SMALL_BYTES = 64 << 10  # limit of a request without text
-MOST_STREAMS = 256  # calls under way on one connection; its client queues any more
-MOST_ARRIVING = 16  # incomplete requests of unknown callers: gRPC buffers what has arrived of each
+MAX_STREAMS = 256  # calls under way on one connection; its client queues any more
+MAX_ARRIVING = 16  # incomplete requests of unknown callers: gRPC buffers what has arrived of each
 ARRIVAL_S = 15.0  # for a request to arrive completely
 UNREAD_S = 60.0  # for a client to make room for a message by reading earlier ones
-MOST_CONNECTIONS = 4096  # fewer if the process may open fewer files: it needs half of them itself
+MAX_CONNECTIONS = 4096  # fewer if the process may open fewer files: it needs half of them itself
 HANDSHAKE_MS = 10_000  # for a connection's handshake, and for its ack of our settings; gRPC allows 2 minutes and 1
 # For a client to answer a ping of the server, which may be queued behind a large message; gRPC allows a minute,
 # whatever its keepalive setting. A silent client holds a place for this time plus the time between two pings.
@@ -166,7 +166,7 @@ class CallBounds(Interceptor):
     """
 
     def __init__(
-        self, caller: Callable[[str, Any], str] = lambda *_: "", most: int = MOST_ARRIVING, large: Sequence[str] = ()
+        self, caller: Callable[[str, Any], str] = lambda *_: "", most: int = MAX_ARRIVING, large: Sequence[str] = ()
     ) -> None:
         """:param caller: gives the caller's name for a method (its path) and metadata; empty if unknown.
         :param most: requests of one known caller that may be arriving at once.
@@ -178,12 +178,12 @@ class CallBounds(Interceptor):
         path: Any = call.method
         _, inner = kind_of(handler)
         who = self._caller(path, call.invocation_metadata)
-        most_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
+        max_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
 
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
             if handler.request_streaming:  # a known caller's stream may pause
-                given: Any = requests if who else self._each(requests, most_bytes)
-            elif (given := await self._next(requests, who, most_bytes)) is None:
+                given: Any = requests if who else self._each(requests, max_bytes)
+            elif (given := await self._next(requests, who, max_bytes)) is None:
                 raise invalid("the call ended without a request")
             responses = inner(given, context)
             if not hasattr(responses, "__aiter__"):
@@ -197,17 +197,17 @@ class CallBounds(Interceptor):
         # handled as a stream, a request is read only when we ask for it
         return grpc.stream_stream_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
 
-    async def _each(self, requests: AsyncIterator[Any], most_bytes: int) -> AsyncIterator[Any]:
-        while (request := await self._next(requests, "", most_bytes)) is not None:
+    async def _each(self, requests: AsyncIterator[Any], max_bytes: int) -> AsyncIterator[Any]:
+        while (request := await self._next(requests, "", max_bytes)) is not None:
             yield request
 
-    async def _next(self, requests: AsyncIterator[Any], who: str, most_bytes: int) -> Any:  # noqa: ANN401 - a message
+    async def _next(self, requests: AsyncIterator[Any], who: str, max_bytes: int) -> Any:  # noqa: ANN401 - a message
         """The next request; None after the last. Raises StatusError."""
         arriving = self._arriving[who]
         try:
             async with asyncio.timeout(ARRIVAL_S) as limit:
                 arriving[limit] = None
-                if len(arriving) > (self._most if who else MOST_ARRIVING):
+                if len(arriving) > (self._most if who else MAX_ARRIVING):
                     oldest = next(iter(arriving))  # not this one: a request that arrives at once always gets through
                     del arriving[oldest]
                     if not oldest.expired():  # its own timeout may fire in this very turn of the loop
@@ -219,8 +219,8 @@ class CallBounds(Interceptor):
             ) from None
         finally:
             arriving.pop(limit, None)
-        if request is not None and request.ByteSize() > most_bytes:
-            raise exhausted(f"a request of {request.ByteSize()} bytes; this method takes {most_bytes} at most", 60_000)
+        if request is not None and request.ByteSize() > max_bytes:
+            raise exhausted(f"a request of {request.ByteSize()} bytes; this method takes {max_bytes} at most", 60_000)
         return request
 
 
@@ -238,7 +238,7 @@ async def _write(context: Context, response: object) -> None:
 def new_server(
     message_bytes: int = DEFAULT_MESSAGE_BYTES,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    streams: int = MOST_STREAMS,
+    streams: int = MAX_STREAMS,
     options: Options = (),
 ) -> grpc.aio.Server:
     """A server that accepts messages up to `message_bytes`; larger ones get RESOURCE_EXHAUSTED unread.
@@ -250,7 +250,7 @@ def new_server(
     options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
     options += [("grpc.http2.settings_timeout", HANDSHAKE_MS), ("grpc.http2.ping_timeout_ms", PING_MS)]
     # connections beyond this are closed at once; existing ones stay, unless `Places` closes them first
-    connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    connections = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     options += [("grpc.max_allowed_incoming_connections", connections)]
     # gRPC could end a connection that pings too often, but 1.85 adds an error to a growing list for each ping that it
     # has read by then: a flood kept two cores copying. Without that limit it answers each ping as it reads it.
@@ -319,7 +319,7 @@ def _message_options(message_bytes: int, options: Options = ()) -> list[tuple[st
 # block every change of status, and the end of the process.
 Status = health_pb2.HealthCheckResponse
 
-MOST_WATCHERS = 64
+MAX_WATCHERS = 64
 WRITE_S = 10.0  # a client that has not read the last status by then is disconnected
 
 
@@ -349,8 +349,8 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        if len(self._watchers) >= MOST_WATCHERS:
-            raise exhausted(f"{MOST_WATCHERS} clients watch already: use Check", DEFAULT_RETRY_MS)
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise exhausted(f"{MAX_WATCHERS} clients watch already: use Check", DEFAULT_RETRY_MS)
         changed, last = asyncio.Event(), None
         self._watchers.add(changed)
         try:

@@ -42,13 +42,13 @@ DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
 ROUTER_NAME = "router"
 TO_KEY = "onesweep-to"  # metadata of Carry: the target of a new pipe; PIPE_KEY identifies the pipe
 KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
-MOST_TOLD = 16  # addresses of one machine that are announced
-PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to state its request; most such connections
+MAX_TOLD = 16  # addresses of one machine that are announced
+PROXY_S, MAX_UNKNOWN = 5.0, 64  # for a connection to the proxy to state its request; most such connections
 # Time to try each way. Together less than gRPC allows an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
 BETWEEN_S = 3.0  # time for a machine to listen again, before a way other than a direct one is tried
 CHOSEN_S = 300.0  # how long a way is reused before looking for a better one
-RETRY_S, MOST_RETRY_S = 0.2, 2.0
+RETRY_S, MAX_RETRY_S = 0.2, 2.0
 
 Dial = Callable[[str, SocketPipe], Awaitable[None]]
 Addresses = Callable[[], Sequence[str]]
@@ -111,7 +111,7 @@ class LinkProxy:
 
     async def _heard(self, reader: asyncio.StreamReader) -> str:
         """As `_asked`; empty also for connections that are too slow, or too many."""
-        if self._unknown >= MOST_UNKNOWN:
+        if self._unknown >= MAX_UNKNOWN:
             return ""
         self._unknown += 1
         try:
@@ -179,7 +179,7 @@ class MachineLinks:
             address = self._rendezvous[at % len(self._rendezvous)]
             channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
             stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-            self.told = tuple(self._addresses())[:MOST_TOLD]  # a laptop may have moved by now
+            self.told = tuple(self._addresses())[:MAX_TOLD]  # a laptop may have moved by now
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
                     if not self.attends:
@@ -199,7 +199,7 @@ class MachineLinks:
             at += not self.attends  # an address that worked is tried again
             self.attends = False
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MOST_RETRY_S)
+            pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     async def dial(self, name: str, local: SocketPipe) -> None:
         """Carry a connection to a machine, by the first way that works. Raises StatusError."""
@@ -320,7 +320,7 @@ class MachineLinks:
 
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
-        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MOST_TOLD]]
+        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_TOLD]]
         try:
             for probe in asyncio.as_completed(probes, timeout=PROBE_S):
                 with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):

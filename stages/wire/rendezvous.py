@@ -24,7 +24,7 @@ from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import KEEPALIVE, CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
-from stages.wire.links import KINDS, MOST_TOLD, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
+from stages.wire.links import KINDS, MAX_TOLD, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
 from stages.wire.pipes import (
     NOBODY_WAITS,
@@ -50,8 +50,8 @@ RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
 TROUBLE_S = 3600.0  # until damaged files are checked again
 STOP_S = 0.5  # time for calls to end by themselves
 CLOCK_S = 240.0  # largest error of a machine's clock: certificates are valid from five minutes before
-MOST_MACHINES, MOST_CALLS = 64, 256  # in a run; incomplete calls of one machine at once
-MOST_NOTICES = 256  # that a machine has not taken in yet
+MAX_MACHINES, MAX_CALLS = 64, 256  # in a run; incomplete calls of one machine at once
+MAX_NOTICES = 256  # that a machine has not taken in yet
 
 
 @dataclass
@@ -151,9 +151,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             found = self._machine_of(dict(metadata))
             return found.name if found else ""
 
-        bounds = [CallBounds(caller, MOST_CALLS)]
+        bounds = [CallBounds(caller, MAX_CALLS)]
         options = (*WINDOW_OPTIONS, *KEEPALIVE)
-        server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MOST_CALLS, options=options)
+        server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MAX_CALLS, options=options)
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
         port = bind(server, address, Security(self.run.tls))
         await server.start()
@@ -222,8 +222,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             if name in self.machines or name == ROUTER_NAME:
                 said = f"a machine called {name} has joined already: take another name, with --name"
                 raise already_exists(said)
-            if len(self.machines) >= MOST_MACHINES:
-                raise exhausted(f"{MOST_MACHINES} machines have joined, and no more can", 60_000)
+            if len(self.machines) >= MAX_MACHINES:
+                raise exhausted(f"{MAX_MACHINES} machines have joined, and no more can", 60_000)
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
@@ -242,7 +242,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             return
         machine.addresses = _checked(request.addresses)
         machine.dismiss()  # it dialled again: its former connection is dead, even if TCP does not know yet
-        machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
+        machine.notices = notices = asyncio.Queue[join_pb2.Notice](MAX_NOTICES)
         self._say(f"{machine.name} is there")
         try:
             yield join_pb2.Notice()
@@ -361,8 +361,8 @@ def _secret_of(metadata: Mapping[str, Any]) -> str:
 
 def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
     """The addresses, checked. Raises StatusError for an invalid one."""
-    if len(addresses) > MOST_TOLD:
-        raise invalid(f"a machine has at most {MOST_TOLD} addresses")
+    if len(addresses) > MAX_TOLD:
+        raise invalid(f"a machine has at most {MAX_TOLD} addresses")
     try:
         for address in addresses:
             parse_address(address)

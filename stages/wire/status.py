@@ -173,12 +173,12 @@ def check_caller(protocol: int, receiver: str) -> None:
 UNDECODABLE = object()  # marks a message that cannot be parsed
 # A field takes two bytes to send, and 90 once parsed: 64 MB of fields would take 3 GB and seconds. Messages below
 # SCANNED_BYTES are parsed without a scan.
-MOST_PARTS, SCANNED_BYTES = 1 << 17, 64 << 10
+MAX_PARTS, SCANNED_BYTES = 1 << 17, 64 << 10
 # A sound host answers these calls in at most this many bytes. The caller would scan more on its event loop, and keep
 # what it finds there.
 ANSWER_BYTES = {
-    f"/stages.v1.StageService/{method}": most_bytes
-    for method, most_bytes in (("Describe", 96 << 10), ("Release", 48 << 10), ("Push", 48 << 10), ("Probe", 48 << 10))
+    f"/stages.v1.StageService/{method}": max_bytes
+    for method, max_bytes in (("Describe", 96 << 10), ("Release", 48 << 10), ("Push", 48 << 10), ("Probe", 48 << 10))
 }
 
 
@@ -299,8 +299,8 @@ class _Call:
 
 def _calls(make: Callable[..., Any], metadata: Metadata, path: str, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
     if how.get("response_deserializer") is not None:
-        parse, most_bytes = how["response_deserializer"], ANSWER_BYTES.get(path, 0)
-        how["response_deserializer"] = _parser(parse, lambda: UNDECODABLE, most_bytes)
+        parse, max_bytes = how["response_deserializer"], ANSWER_BYTES.get(path, 0)
+        how["response_deserializer"] = _parser(parse, lambda: UNDECODABLE, max_bytes)
     begin = make(path, **how)
     return lambda *request, **options: _Call(begin(*request, **({"metadata": metadata} | options)))
 
@@ -312,15 +312,15 @@ def _no_message() -> NoMessageError:
 
 
 def _parser(
-    parse: Callable[[bytes], object], otherwise: Callable[[], object], most_bytes: int = 0
+    parse: Callable[[bytes], object], otherwise: Callable[[], object], max_bytes: int = 0
 ) -> Callable[[bytes], object]:
     """`parse`, or `otherwise` for bytes that are not a message.
 
-    :param most_bytes: of a message; 0 = gRPC's limit.
+    :param max_bytes: of a message; 0 = gRPC's limit.
     """
 
     def parsed(data: bytes) -> object:
-        if most_bytes and len(data) > most_bytes:
+        if max_bytes and len(data) > max_bytes:
             return otherwise()
         try:
             return parse(data) if len(data) < SCANNED_BYTES or _few_parts(data, parse) else otherwise()
@@ -331,10 +331,10 @@ def _parser(
 
 
 def _few_parts(data: bytes, parse: Any) -> bool:  # noqa: ANN401 - a method of the message's type
-    """False for a message of more than MOST_PARTS fields, including those of nested messages."""
+    """False for a message of more than MAX_PARTS fields, including those of nested messages."""
     inside, at = [(len(data), parse.__self__.DESCRIPTOR)], 0
     with suppress(IndexError):  # at the end of the message, even a truncated one: parsing reports that
-        for _ in range(MOST_PARTS):
+        for _ in range(MAX_PARTS):
             while at >= inside[-1][0]:
                 inside.pop()
             tag, at = _varint(data, at)

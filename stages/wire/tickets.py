@@ -38,7 +38,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Tls, handshake_problem
 from stages.wire.tokens import token_hash, token_metadata
 
 PREFIX = "onesweep-"
-MOST_CHARACTERS, MOST_ADDRESSES, MOST_USES, MOST_DAYS = 2000, 8, 1000, 365
+MAX_CHARACTERS, MAX_ADDRESSES, MAX_USES, MAX_DAYS = 2000, 8, 1000, 365
 SECRET_BYTES, ID_DIGITS = 16, 8
 DAY_S = 86400.0
 
@@ -66,12 +66,12 @@ class Ticket:
         try:
             packed = text.removeprefix(PREFIX).encode("ascii")
             packed = base64.b64decode(packed + b"=" * (-len(packed) % 4), b"-_", validate=True)
-            is_whole = len(text) <= MOST_CHARACTERS and zlib.crc32(packed[4:]) == int.from_bytes(packed[:4], "big")
+            is_whole = len(text) <= MAX_CHARACTERS and zlib.crc32(packed[4:]) == int.from_bytes(packed[:4], "big")
             addresses, fingerprint, secret = json.loads(packed[4:] if is_whole else b"")
             if not all(isinstance(each, str) for each in (*addresses, fingerprint, secret)):
                 raise ValueError
             # the beginning of the fingerprint names a folder
-            if not 1 <= len(addresses) <= MOST_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
+            if not 1 <= len(addresses) <= MAX_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
                 raise ValueError
         except (ValueError, TypeError, RecursionError, binascii.Error):
             raise InputError("the ticket is damaged: copy it again, from the first letter to the last") from None
@@ -122,17 +122,17 @@ class Invitations:
 
     def add(self, uses: int, days: float, name: str = "") -> tuple[Invitation, str]:
         """Create an invitation. Returns it and its secret. Raises InputError."""
-        if not 1 <= uses <= MOST_USES:
-            raise InputError(f"--uses must be 1 to {MOST_USES}, not {uses}")
-        if not 0 < days <= MOST_DAYS:
-            raise InputError(f"--days must be above 0 and at most {MOST_DAYS}, not {days:g}")
+        if not 1 <= uses <= MAX_USES:
+            raise InputError(f"--uses must be 1 to {MAX_USES}, not {uses}")
+        if not 0 < days <= MAX_DAYS:
+            raise InputError(f"--days must be above 0 and at most {MAX_DAYS}, not {days:g}")
         if name and uses > 1:
             raise InputError("a ticket with a name is for one machine: leave --uses out")
         secret = secrets.token_urlsafe(SECRET_BYTES)
         digest = token_hash(secret)
         made = Invitation(digest[:ID_DIGITS], digest, uses, time.time() + days * DAY_S, name)
         with lock_beside(self.path):
-            self._write([*(each for each in self.all() if time.time() < each.until + MOST_DAYS * DAY_S), made])
+            self._write([*(each for each in self.all() if time.time() < each.until + MAX_DAYS * DAY_S), made])
         return made, secret
 
     def revoke(self, id: str) -> None:

@@ -22,7 +22,7 @@ ENDS = {
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
     FieldDescriptor.CPPTYPE_ENUM: (0, (1 << 31) - 1),
 }
-MOST_REPEATED = 300  # above every limit on the length of a list
+MAX_REPEATED = 300  # above every limit on the length of a list
 
 
 def damaged(rng: random.Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
@@ -89,7 +89,7 @@ def _change_one(rng: random.Random, message: Message, others: Sequence[Message])
 
 
 def _lengthen(rng: random.Random, message: Message, field: Any) -> None:
-    values, times = getattr(message, field.name), rng.choice((1, 2, MOST_REPEATED))
+    values, times = getattr(message, field.name), rng.choice((1, 2, MAX_REPEATED))
     if _is_map(field):
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         if value.message_type is None:

@@ -25,7 +25,7 @@ from tests.fuzz.inputs import changed
 pytestmark = pytest.mark.slow
 
 MESSAGES = 10_000
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 ASK: dict[str, Any] = {"mode": "ar", "max_bytes": 6, "seed": 3}
 PROMPT = "The old man went down to the sea. " * 3
 
@@ -119,4 +119,4 @@ def test_ten_thousand_answers_of_a_hostile_host(
         assert set(answers) == {right}
         assert client.status().ready
     assert "a job of the ring failed" not in caplog.text
-    assert psutil.Process().memory_info().rss - before < MOST_BYTES
+    assert psutil.Process().memory_info().rss - before < MAX_BYTES

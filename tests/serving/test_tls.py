@@ -18,7 +18,7 @@ from serving.v1 import router_pb2
 from stages.errors import InputError
 from stages.wire.auth import CLIENT, ROUTER
 from stages.wire.certificates import Authority
-from stages.wire.channel import MOST_ARRIVING, open_channel
+from stages.wire.channel import MAX_ARRIVING, open_channel
 from stages.wire.status import CALLS
 from stages.wire.tls import Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
@@ -117,7 +117,7 @@ async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with
     path = "/serving.v1.RouterService/"
     security = Security(served.ca)
     async with open_channel(served.address, security=security) as stranger:
-        silent = [stranger.stream_unary(path + "Generate")() for _ in range(MOST_ARRIVING + 3)]
+        silent = [stranger.stream_unary(path + "Generate")() for _ in range(MAX_ARRIVING + 3)]
         codes = asyncio.as_completed([asyncio.ensure_future(call.code()) for call in silent])
         for _ in range(3):
             assert await next(codes) is grpc.StatusCode.RESOURCE_EXHAUSTED

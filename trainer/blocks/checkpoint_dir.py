@@ -22,8 +22,8 @@ from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.state import json_digest
 
-SAMPLES, LEAST_SAMPLES = 4096, 256
-LOGITS_AT_ONCE = 1 << 20  # most logits in memory: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
+SAMPLES, MIN_SAMPLES = 4096, 256
+LOGITS_AT_ONCE = 1 << 20  # most logits in memory: a large vocabulary gets fewer samples, but at least MIN_SAMPLES
 LEVELS = 48
 
 
@@ -49,7 +49,7 @@ def entropy_curve(codes: Codes, text: Tensor, sigma_min: float, sigma_max: float
     prior = torch.bincount(text.long(), minlength=len(table)).double() + 1e-9
     log_prior = (prior / prior.sum()).log()
     generator = torch.Generator().manual_seed(0)
-    samples = min(SAMPLES, max(LOGITS_AT_ONCE // len(table), LEAST_SAMPLES))
+    samples = min(SAMPLES, max(LOGITS_AT_ONCE // len(table), MIN_SAMPLES))
     sample = text[torch.randint(len(text), (samples,), generator=generator)].long()
     eps = torch.randn(samples, codes.dim, generator=generator).double()
     sigmas = torch.logspace(math.log10(sigma_min), math.log10(sigma_max), LEVELS, dtype=torch.float64).tolist()

@@ -161,10 +161,10 @@ def precision(bfloat16: bool, device: str) -> torch.autocast:
 
 
 PIECE_BYTES = 1 << 20
-MOST_CUT = 512
+MAX_CUT = 512
 MAX_TOKENIZER_BYTES = 64 << 20
 # A byte-level vocabulary includes every byte; with more tokens than this, the head would dwarf the models trained here.
-LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 16
+MIN_VOCABULARY, MAX_VOCABULARY = 257, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class TextTokenizer:
     def encode(self, text: Tensor, cut: bool = False) -> Tensor:
         """Convert bytes (bytes,) uint8 to tokens (tokens,) int32.
 
-        :param cut: also as prompts may end: in pieces of 1 to MOST_CUT characters, each tokenized by itself.
+        :param cut: also as prompts may end: in pieces of 1 to MAX_CUT characters, each tokenized by itself.
         """
         # A prompt may end within a word, and its tokens then differ from those of the whole text. A model not trained
         # on such ends continues them badly.
@@ -229,7 +229,7 @@ def _pieces(text: Tensor) -> Iterator[str]:
 
 def _cut(text: str, number: int) -> list[str]:
     """Cut `text` into pieces of random lengths, the same every time."""
-    lengths = 1 + (uniforms(number, Purpose.WINDOWS, 0, 1, 2 * len(text) // MOST_CUT + 64)[0] * MOST_CUT).astype(int)
+    lengths = 1 + (uniforms(number, Purpose.WINDOWS, 0, 1, 2 * len(text) // MAX_CUT + 64)[0] * MAX_CUT).astype(int)
     ends = lengths.cumsum()
     cuts = [0, *(end for end in ends.tolist() if end < len(text)), len(text)]
     return [text[a:b] for a, b in pairwise(cuts)]
@@ -251,8 +251,8 @@ def token_bytes(tokenizer: TextTokenizer) -> Tensor:
 
 def train_tokenizer(text: Tensor, vocabulary: int) -> TextTokenizer:
     """Train a byte-level BPE of `vocabulary` tokens, none special. text: (bytes,) uint8. Raises InputError."""
-    if not LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
-        raise InputError(f"--vocabulary must be from {LEAST_VOCABULARY} to {MOST_VOCABULARY}, not {vocabulary}")
+    if not MIN_VOCABULARY <= vocabulary <= MAX_VOCABULARY:
+        raise InputError(f"--vocabulary must be from {MIN_VOCABULARY} to {MAX_VOCABULARY}, not {vocabulary}")
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

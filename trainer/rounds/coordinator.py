@@ -20,7 +20,7 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.file_server import FeatureRelay, UpdateIntake, WeightServer, check_beat
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
-from trainer.rounds.merging import MOST_STRIKES, HeldOut
+from trainer.rounds.merging import MAX_STRIKES, HeldOut
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.schedule import RoundSchedule, put_back
@@ -323,6 +323,6 @@ class Coordinator:
 
 def _expelled(name: str) -> StatusError:
     return failed_precondition(
-        f"{name} is expelled from this run: {MOST_STRIKES} times, one after the other, its update took nothing off the "
+        f"{name} is expelled from this run: {MAX_STRIKES} times, one after the other, its update took nothing off the "
         "loss on held-out text, and others' did"
     )

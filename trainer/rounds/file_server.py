@@ -17,7 +17,7 @@ from trainer.rounds.codecs import CODECS, WHOLE, route
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Member, Members, Place
 from trainer.rounds.parts import FEATURES, FeatureFormat, is_fed, passes_on, tidy
-from trainer.rounds.settings import MOST_MACHINES
+from trainer.rounds.settings import MAX_MACHINES
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Update
 from trainer.rounds.transfer import IncomingFile, checked, file_of, size_of
@@ -27,7 +27,7 @@ from trainer.v1 import rounds_pb2
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
 FOLDER = "features"
 LOOK_S = 1.0  # pause between two checks of the worker that makes awaited features
-MOST_DIGITS = 18  # of a round number
+MAX_DIGITS = 18  # of a round number
 
 
 class WeightServer:
@@ -128,7 +128,7 @@ class FeatureRelay:
     async def read(self, member: Member, name: str, offset: int) -> mmap.mmap:
         """Wait for a file that has data at `offset` or ends there; returns it. Raises StatusError."""
         place, number = member.place, name.removeprefix(FEATURES)
-        round_ = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else -1
+        round_ = int(number) if number.isdecimal() and len(number) <= MAX_DIGITS else -1
         while True:
             grew, size = self._grew, size_of(self._path(place, round_))
             if size > offset or size == self._format.size:
@@ -183,7 +183,7 @@ class UpdateIntake:
             if not 1 <= submission.steps <= rounds.steps_per_round:
                 raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
             # each machine of a site reads as many as a single worker
-            if submission.sequences > submission.steps * self.spec.config.sequences * MOST_MACHINES:
+            if submission.sequences > submission.steps * self.spec.config.sequences * MAX_MACHINES:
                 raise RequestError(f"{submission.steps} steps do not see {submission.sequences} sequences")
             if submission.round >= self.spec.rounds or submission.base_version > submission.round:
                 raise RequestError(

@@ -109,7 +109,7 @@ DOUBT = 3.0  # standard errors within which a difference proves nothing
 SLACK = 0.1
 # Merges after which a voter has its full weight: before, this many newcomers together weigh as much as one worker.
 FULL_RECORD = 10
-MOST_STRIKES = 3  # consecutive rounds in which a voter's work was harmful beyond doubt and another's was not
+MAX_STRIKES = 3  # consecutive rounds in which a voter's work was harmful beyond doubt and another's was not
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Reputation:
             # lost at once and earned slowly: a voter that harms at times has little weight when text is inconclusive
             self.merged[voter] = 0 if score["harmful"] else self.merged[voter] + score["kept"]
             self.strikes[voter] = self.strikes[voter] + 1 if score["harmful"] else 0
-            if self.strikes[voter] >= MOST_STRIKES:
+            if self.strikes[voter] >= MAX_STRIKES:
                 self.expelled.add(voter)
 
 

@@ -36,7 +36,7 @@ DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 3600.0
 RETRY_MS = 2000
 # Most open calls for one subject. More than one, because a call whose peer is gone lasts until keepalive notices.
-MOST_ALIKE = 4
+MAX_ALIKE = 4
 
 
 class WorkerAccess:
@@ -81,8 +81,8 @@ class NewestCalls:
         Yields a function to call before each step, which raises StatusError once another call has begun.
         """
         alike, mine = self._open.setdefault(what, []), object()
-        if len(alike) >= MOST_ALIKE:
-            raise exhausted(f"{MOST_ALIKE} calls for the same already: end one, or try again later", RETRY_MS)
+        if len(alike) >= MAX_ALIKE:
+            raise exhausted(f"{MAX_ALIKE} calls for the same already: end one, or try again later", RETRY_MS)
         alike.append(mine)
 
         def check() -> None:

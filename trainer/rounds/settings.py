@@ -13,7 +13,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 PROTOCOL = 5
 MAX_PATIENCE_S = 1e7
 PATIENCE_S = 600.0
-MOST_MACHINES = 64  # per site
+MAX_MACHINES = 64  # per site
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WorkerSettings:
         None, "work with other machines as one worker: where the first of them listens", metavar="HOST:PORT"
     )
     machine: int = setting(0, "number of this one at its site; 0 is the first, which dials the coordinator", least=0)
-    machines: int = setting(1, "how many the site has", least=1, most=MOST_MACHINES)
+    machines: int = setting(1, "how many the site has", least=1, most=MAX_MACHINES)
     pace_s: float = setting(0.0, "what a local step takes at least", least=0, most=3600)
 
 

@@ -28,7 +28,7 @@ from stages.pictures.trajectory import (
     Trajectory,
     block_sigmas,
     evaluations,
-    most_pictures,
+    max_pictures,
 )
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_denoise
@@ -229,7 +229,7 @@ def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
 def _plan(drawing: stage_pb2.Drawing, a: PictureArchitecture, least_levels: int) -> DrawPlan:
     if not math.isfinite(drawing.guidance) or not 0 <= drawing.guidance <= MAX_GUIDANCE:
         raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {drawing.guidance}; 1 is none")
-    pictures, most = len(drawing.classes), most_pictures(a, drawing.guidance)
+    pictures, most = len(drawing.classes), max_pictures(a, drawing.guidance)
     if not 1 <= pictures <= most:
         guided = "" if evaluations(drawing.guidance) == 1 else " with guidance"
         raise invalid(f"{pictures} pictures in a hop; of this model there can be 1 to {most}{guided}")

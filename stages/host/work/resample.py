@@ -20,7 +20,7 @@ from stages.host.work.score import ScoreWork, parse_candidates, score_fields
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import READ_POSITIONS
 from stages.model.resampling import weigh
-from stages.model.scoring import MAX_LOGITS, Floats, most_scored
+from stages.model.scoring import MAX_LOGITS, Floats, max_scored
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_score
 from stages.wire.status import failed_precondition, internal, invalid
@@ -135,10 +135,10 @@ def parse_resample(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> 
     known = read.start + source.vocabulary.count(read.clean)
     if not 1 <= count <= min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary):
         raise invalid(f"{count} candidates; this host writes 1 to {min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary)}")
-    if most < 2 or count * most > most_scored(a.width):
+    if most < 2 or count * most > max_scored(a.width):
         raise invalid(
             f"{count} candidates of {most} tokens; they have at least 2, and a hop has at most "
-            f"{most_scored(a.width)} in all of width {a.width}"
+            f"{max_scored(a.width)} in all of width {a.width}"
         )
     if not 1 <= read.prompt <= known:
         raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")

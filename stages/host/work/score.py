@@ -15,7 +15,7 @@ from stages.host.work.checks import check_temperature
 from stages.host.work.read import ReadWork, read_fields
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths
-from stages.model.scoring import CandidateScores, Floats, branch_pieces, head_pieces, most_scored
+from stages.model.scoring import CandidateScores, Floats, branch_pieces, head_pieces, max_scored
 from stages.v1 import stage_pb2
 from stages.wire.messages import has_more
 from stages.wire.status import invalid
@@ -140,7 +140,7 @@ def parse_candidates(hop: stage_pb2.Hop, source: ModelSource) -> Tensor:
         raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
     if score.batches > MAX_CANDIDATES:
         raise invalid(f"{score.batches} batches of candidates; a step has at most {MAX_CANDIDATES}")
-    length, most = vocabulary.count(score.candidates[0]), most_scored(a.width)
+    length, most = vocabulary.count(score.candidates[0]), max_scored(a.width)
     if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
         raise invalid("candidates must have one length, of at least one token")
     if score.batches > 1 and length == 1:

@@ -17,7 +17,7 @@ from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest
 from serving.gateway.responses import ResponseRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
-LEAST: dict[Any, dict[str, Any]] = {
+MIN: dict[Any, dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
     CompletionRequest: {"prompt": "x"},
     ResponseRequest: {"input": "x"},
@@ -29,7 +29,7 @@ TAKEN = {"store": False, "background": False, "best_of": 1, "truncation": "disab
 
 def refusal(request: type[Fields], **fields: Any) -> str:
     with pytest.raises(ValidationError) as caught:
-        request.model_validate(body := {"model": "onesweep", **LEAST.get(request, {}), **fields})
+        request.model_validate(body := {"model": "onesweep", **MIN.get(request, {}), **fields})
     return str(field_error([{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()], body).detail)
 
 
@@ -44,21 +44,21 @@ def test_openais_fields_are_known(request_: type[Fields], params: Any) -> None:
         assert refusal(request_, **{name: "x"}).endswith(f"field {name!r}: {INSTEAD[name]}")
 
 
-@pytest.mark.parametrize("request_", LEAST)
+@pytest.mark.parametrize("request_", MIN)
 def test_fields_without_effect_and_nulls_are_taken_everywhere(request_: type[Fields]) -> None:
     habits: dict[str, Any] = {name: TAKEN.get(name, {"a": "b"}) for name in OF_TEXTS}
-    request_.model_validate({"model": "onesweep", **LEAST[request_], **habits, "seed": -1})
-    request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **LEAST[request_]})
+    request_.model_validate({"model": "onesweep", **MIN[request_], **habits, "seed": -1})
+    request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **MIN[request_]})
     assert refusal(request_, store=True) == "store must be false, not true: nothing is stored"
     assert refusal(request_, top_k=3) == "unknown or unsupported field 'top_k': send it in the object onesweep"
 
 
-@pytest.mark.parametrize("request_", LEAST)
+@pytest.mark.parametrize("request_", MIN)
 @pytest.mark.parametrize("junk", [True, 1.5, -5, 10**400, "x", [], {}, [1], {"a": 1}, ["x"] * 2000, [{"type": "x"}]])
 def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], junk: Any) -> None:
     for name in request_.model_fields:
         with contextlib.suppress(ValidationError):
-            request_.model_validate({"model": "onesweep", **LEAST[request_], name: junk})
+            request_.model_validate({"model": "onesweep", **MIN[request_], name: junk})
             continue
         assert not re.search(r"Input|should|valid |[a-z] required|\w\[", refusal(request_, **{name: junk})), name
 

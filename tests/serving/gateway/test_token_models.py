@@ -18,7 +18,7 @@ from tests.serving.pretrained import ids, text_of, write_model, written
 
 MESSAGES: list[Any] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the sea"}]
 SPELLED = "<|begin|>system: be kind\n<|begin|>user: the sea\nassistant: "
-SEED, MOST = 5, 24
+SEED, MAX = 5, 24
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[LlamaStage]:
 @pytest.fixture(scope="module")
 def answer(stages: list[LlamaStage]) -> list[int]:
     """What the model says to MESSAGES, to its end: its last token ends texts."""
-    tokens = written(stages, ids(SPELLED), MOST, temperature=0.8, seed=SEED)
-    at = next(i for i in range(8, MOST) if tokens[i] not in tokens[:i])
+    tokens = written(stages, ids(SPELLED), MAX, temperature=0.8, seed=SEED)
+    at = next(i for i in range(8, MAX) if tokens[i] not in tokens[:i])
     return tokens[: at + 1]
 
 
@@ -48,7 +48,7 @@ def chat(answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring
 
 def test_a_chat_ends_where_the_model_ends_it(chat: OpenAI, answer: list[int]) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "messages": MESSAGES, "temperature": 0.8, "seed": SEED}
-    said: Any = chat.chat.completions.create(**asked, max_tokens=MOST)
+    said: Any = chat.chat.completions.create(**asked, max_tokens=MAX)
     (choice,) = said.choices
     assert (choice.message.content, choice.finish_reason) == (text_of(answer), "stop")
     assert said.usage.prompt_tokens == len(ids(SPELLED))

@@ -63,7 +63,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
         RequestRefused, match="the drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
     ):
         write(ring, max_bytes=400)
-    monkeypatch.setattr(resample, "most_scored", lambda width: 399)
+    monkeypatch.setattr(resample, "max_scored", lambda width: 399)
     with pytest.raises(RequestRefused, match=r"400 bytes is more than a message to the hosts holds \(399 bytes\)"):
         write(ring, max_bytes=400)
 

@@ -12,7 +12,7 @@ from serving.router.host_link import HostLink
 from serving.router.paths import SUSPECT_S, Suspects, best_path, problem_of
 from serving.router.topology import HostEntry
 from stages.host.plan import weights_of
-from stages.host.prefixes import MOST_LISTED, path_digest, piece_key
+from stages.host.prefixes import MAX_LISTED, path_digest, piece_key
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
 
@@ -121,7 +121,7 @@ def test_a_host_keeps_what_it_said_last() -> None:
 def test_what_a_host_says_of_itself_has_bounds() -> None:
     (link, *_) = even()
     link.hear_prefixes(stage_pb2.PrefixList(version=7, digests=bytes(range(256)) * (1 << 15)))
-    assert len(link.prefixes) <= MOST_LISTED
+    assert len(link.prefixes) <= MAX_LISTED
     before = link.info
     for field, most, each in (("links", 64, stage_pb2.LinkInfo()), ("releases", 2, release("a")), ("blocks", 1024, 1)):
         with pytest.raises(StatusError, match=f"{most + 1} {field}"):

@@ -66,7 +66,7 @@ async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back() -> None:
 
 async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:
     class Tokens(type(BYTE_TOKENIZER)):  # type: ignore[misc]
-        noun, most_bytes = "tokens", 16
+        noun, max_token_bytes = "tokens", 16
 
         def encode_text(self, text: bytes) -> bytes:
             raise AssertionError("it was tokenized")

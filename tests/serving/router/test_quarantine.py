@@ -7,7 +7,7 @@ import pytest
 
 from serving.router.audit import Quarantine
 from stages import clock
-from stages.host.prefixes import MOST_FAULTY
+from stages.host.prefixes import MAX_FAULTY
 
 
 def test_each_finding_doubles_the_time_without_work() -> None:
@@ -23,11 +23,11 @@ def test_each_finding_doubles_the_time_without_work() -> None:
 
 def test_instances_are_remembered_once_and_within_bounds() -> None:
     found = Quarantine()
-    for instance in ("a/1", "a/1", "", *(f"a/{i}" for i in range(2, MOST_FAULTY + 2))):
+    for instance in ("a/1", "a/1", "", *(f"a/{i}" for i in range(2, MAX_FAULTY + 2))):
         found.add("a", "it lies", instance)
     found.add("b", "it lies", "b/1")
-    assert len(found.instances) == MOST_FAULTY
-    assert found.instances[-2:] == [f"a/{MOST_FAULTY + 1}", "b/1"]
+    assert len(found.instances) == MAX_FAULTY
+    assert found.instances[-2:] == [f"a/{MAX_FAULTY + 1}", "b/1"]
     assert found.instances[0] == "a/3"
 
 

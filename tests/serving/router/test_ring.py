@@ -19,13 +19,13 @@ from serving.router.ring import Ring, RingView
 from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages import clock
-from stages.host.next_hosts import MOST_TOGETHER, Subscribers
+from stages.host.next_hosts import MAX_TOGETHER, Subscribers
 from stages.host.server import SERVICE
 from stages.host.sessions import SessionStore
 from stages.v1 import stage_pb2
 from stages.wire.channel import new_server
 from stages.wire.link_quality import LINKS_NAME
-from stages.wire.status import MOST_PARTS
+from stages.wire.status import MAX_PARTS
 from tests.conftest import eventually
 from tests.stages.hops import step
 
@@ -93,7 +93,7 @@ async def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> N
         assert ring.choose(next(iter(ring.links[0].held))) is None
 
 
-@pytest.mark.parametrize("count", [MOST_TOGETHER + 1, MOST_PARTS], ids=["more than travel together", "no end of them"])
+@pytest.mark.parametrize("count", [MAX_TOGETHER + 1, MAX_PARTS], ids=["more than travel together", "no end of them"])
 async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> None:
     asked, heard = list[bytes](), list[stage_pb2.Event]()
 

@@ -13,8 +13,8 @@ from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import Auditor
 from serving.router.host_link import Attempt, HostLink, HostPath
-from serving.router.paths import HEDGE_SHARE, HEDGES, LEAST_S, Hedging
-from serving.router.ring import MOST_REPLAYS, Ring, RingView
+from serving.router.paths import HEDGE_SHARE, HEDGES, MIN_S, Hedging
+from serving.router.ring import MAX_REPLAYS, Ring, RingView
 from serving.router.session import Check, Session
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
@@ -124,7 +124,7 @@ async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None
 
 async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
     ring = RecordingRing()
-    sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
+    sessions = [opened(ring) for _ in range(MAX_REPLAYS + 3)]
     for session in sessions:
         await session.push(step(remaining=1), b"a")
         session.tries.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
@@ -133,8 +133,8 @@ async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> Non
     while done < len(sessions):
         await asyncio.sleep(0)
         moved = [session.tries.attempts[0] for session in sessions if session.tries.attempts]
-        assert sum(attempt.replays for attempt in moved) <= MOST_REPLAYS
-        if len(moved) == min(done + MOST_REPLAYS, len(sessions)):
+        assert sum(attempt.replays for attempt in moved) <= MAX_REPLAYS
+        if len(moved) == min(done + MAX_REPLAYS, len(sessions)):
             deliver(next(attempt for attempt in moved if attempt.replays), stage_pb2.Event(text=b"b"))
             done += 1
     assert [event.text for event in await asyncio.gather(*waiting)] == [b"b"] * len(sessions)
@@ -249,7 +249,7 @@ def taught(times_s: list[float]) -> Hedging:
 
 
 def test_it_waits_longer_than_results_take() -> None:
-    assert taught([0.01] * 100).wait_s("ar", 60.0) == LEAST_S
+    assert taught([0.01] * 100).wait_s("ar", 60.0) == MIN_S
     assert 4.0 <= taught([4.0] * 100).wait_s("ar", 60.0) < 4.5
     uneven = taught([2.0, 4.0] * 100)
     assert uneven.wait_s("ar", 60.0) > 4.0

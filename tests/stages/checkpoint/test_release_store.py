@@ -7,7 +7,7 @@ import pytest
 
 from stages.checkpoint.manifest import MANIFEST_NAME
 from stages.checkpoint.release_store import (
-    MOST_STORED,
+    MAX_STORED,
     IncomingRelease,
     ReleaseManifest,
     ReleaseStore,
@@ -133,7 +133,7 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
 
 
 def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: ReleaseManifest) -> None:
-    used, *others = [f"{i:016x}" for i in range(MOST_STORED + 1)]
+    used, *others = [f"{i:016x}" for i in range(MAX_STORED + 1)]
     for name in (used, *others):
         (store.directory / name).mkdir()
     store.use([used])

@@ -132,7 +132,7 @@ def write_gguf(
     permuted: bool = True,
     said: Mapping[str, Any] | None = None,
     matrices: str | Callable[[str], str] = "F32",
-    most_tensors: int = 0,
+    max_tensors: int = 0,
 ) -> Path:
     """:param permuted: queries and keys interleaved, as the format wants them.
 
@@ -140,7 +140,7 @@ def write_gguf(
 
     :param said: of its tokenizer, or whatever else; by default of the tiny one.
 
-    :param most_tensors: of a file: a model of more is in several.
+    :param max_tensors: of a file: a model of more is in several.
 
     Memory holds one tensor beside those given, which may be without numbers where they are random.
     """
@@ -159,7 +159,7 @@ def write_gguf(
             return random_blocks(name, tensor.shape, quantisation), quantisation
         return gguf.quantize(tensor.numpy(), quantisation), quantisation
 
-    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=max_tensors)
     describe(writer, a, letters_said() if said is None else said)
     for name in tensors:
         numbers, kind = stored(name)

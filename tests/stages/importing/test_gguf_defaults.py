@@ -151,7 +151,7 @@ def test_a_file_is_known_by_its_beginning(tensors: dict[str, Tensor], tmp_path: 
 
 def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     whole = open_source(write_gguf(tmp_path / "whole.gguf", tensors))
-    write_gguf(tmp_path / "model.gguf", tensors, most_tensors=15)
+    write_gguf(tmp_path / "model.gguf", tensors, max_tensors=15)
     parts = sorted(tmp_path.glob("model-*.gguf"))
     assert [part.name for part in parts] == [f"model-0000{i}-of-00002.gguf" for i in (1, 2)]
     for part in parts:

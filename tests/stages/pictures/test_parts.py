@@ -12,7 +12,7 @@ from stages.host.plan import HostPlan, ModelSource, full_state_bytes, plan_host
 from stages.host.server import MESSAGE_BYTES
 from stages.host.validation import parse_hop
 from stages.host.work.pictures import PictureWork
-from stages.pictures.trajectory import DrawPlan, most_pictures
+from stages.pictures.trajectory import DrawPlan, max_pictures
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import BATCH_BYTES
 from stages.wire.messages import put_work
@@ -42,7 +42,7 @@ def test_a_plan_has_the_models_that_are_there(drawing: Path) -> None:
 def test_the_most_pictures_fit_a_message_and_one_more_is_refused(architecture: Any, kind: Any, guidance: float) -> None:
     manifest = Manifest(kind, architecture, (None,) * 3, partition=tiny_partition(kind))
     plan = HostPlan((1,), 3, {kind: ModelSource(Path("nowhere"), manifest, "d")})
-    draws = DrawPlan(0, (1,) * most_pictures(architecture, guidance), 256, "2m", guidance)
+    draws = DrawPlan(0, (1,) * max_pictures(architecture, guidance), 256, "2m", guidance)
     state = bytes(4 * draws.pictures * architecture.tokens * architecture.patch_dim)
     work: stage_pb2.Draw | stage_pb2.Denoise = stage_pb2.Draw(block=1, codec="fp32", estimate=state)
     if kind == "steps":

@@ -95,7 +95,7 @@ async def test_a_client_that_answers_no_ping_loses_its_place(monkeypatch: pytest
 async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(places, "CHECK_S", 3600)
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
@@ -116,7 +116,7 @@ async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answere
 
 
 async def test_a_server_looks_at_its_connections_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(places, "CHECK_S", 0.01)
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()

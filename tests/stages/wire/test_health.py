@@ -75,7 +75,7 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.M
         assert (await anext(call)).status == Status.NOT_SERVING
         deaf.close()
         await eventually(lambda: len(checks._watchers) == 1)
-    monkeypatch.setattr(channels, "MOST_WATCHERS", 0)
+    monkeypatch.setattr(channels, "MAX_WATCHERS", 0)
     async with asyncio.timeout(WITHIN_S), served(HealthChecks()) as (address, _), open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="0 clients watch already: use Check"):
             await anext(aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())))

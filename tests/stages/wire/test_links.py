@@ -22,7 +22,7 @@ from stages.wire.tokens import token_metadata
 from tests.conftest import PATIENCE_S, eventually
 from tests.stages.wire.conftest import reach, running
 
-LEAST_HELD = 4 << 20  # of a connection that goes over a relay, in kernels and machines that read at once
+MIN_HELD = 4 << 20  # of a connection that goes over a relay, in kernels and machines that read at once
 
 
 async def test_each_kind_of_link_reaches_its_machine(tmp_path: Path) -> None:
@@ -74,17 +74,17 @@ class Flood:
 async def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_than_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most_held = 0
+    max_held = 0
     async with running(tmp_path, a=False, b=False) as run:
         read, may_read = 0, asyncio.Semaphore(0)
         flood, budget = Flood(), run.rendezvous.budget
 
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal read, most_held
+            nonlocal read, max_held
             while True:
                 await may_read.acquire()
                 read += len(await reader.readexactly(PIECE_BYTES))
-                most_held = max(most_held, flood.sent_bytes - read)
+                max_held = max(max_held, flood.sent_bytes - read)
 
         server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=PIECE_BYTES)
         server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_BYTES)
@@ -92,12 +92,12 @@ async def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_t
         run.rendezvous.neighbours = {"a": {"b"}, "b": {"a"}}
         flow = asyncio.create_task(run.machines["a"].dial("b", flood))
         pair = frozenset("ab")
-        while read < 4 * LEAST_HELD:
+        while read < 4 * MIN_HELD:
             may_read.release()
             await asyncio.sleep(0)
-        assert most_held < 2 * LEAST_HELD
+        assert max_held < 2 * MIN_HELD
         assert budget.held[pair] == PIPE_BYTES
-        assert LEAST_HELD < budget.carried[pair] <= flood.sent_bytes
+        assert MIN_HELD < budget.carried[pair] <= flood.sent_bytes
         monkeypatch.setattr("stages.wire.pipes.PAIR_BYTES", PIPE_BYTES)
         with pytest.raises(StatusError, match="may hold no more than 2 MB for b and a"):
             await run.machines["b"].dial("a", Flood())

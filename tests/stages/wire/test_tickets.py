@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.errors import InputError
-from stages.wire.tickets import MOST_CHARACTERS, PREFIX, Invitations, Ticket
+from stages.wire.tickets import MAX_CHARACTERS, PREFIX, Invitations, Ticket
 
 TICKET = Ticket(("203.0.113.5:7790", "[2001:db8::1]:7790"), "ab" * 32, "s3cret-of-a-ticket_0123")
 hosts = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
@@ -44,7 +44,7 @@ def test_no_text_is_a_ticket_by_chance(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["onesweep", "hello", PREFIX, PREFIX + "A" * MOST_CHARACTERS, TICKET.text()[:-4], TICKET.text().upper()]
+    "text", ["onesweep", "hello", PREFIX, PREFIX + "A" * MAX_CHARACTERS, TICKET.text()[:-4], TICKET.text().upper()]
 )
 def test_what_is_no_ticket_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"damaged|no ticket"):

@@ -15,7 +15,7 @@ from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, add, norm, scale, subtract
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger, Merged
-from trainer.rounds.merging import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Loss, Reputation, admit, weighted_mean
+from trainer.rounds.merging import BATCHES, FULL_RECORD, MAX_STRIKES, HeldOut, Loss, Reputation, admit, weighted_mean
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share, Store, audit, open_store
@@ -111,14 +111,14 @@ def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
     assert sum(ours.weight(f"new-{i}") for i in range(10)) <= ours.weight("old")
     ours.take({"old": harmful})
     assert ours.weight("old") == 1 / FULL_RECORD
-    for _ in range(MOST_STRIKES - 1):
+    for _ in range(MAX_STRIKES - 1):
         assert not ours.expelled
         ours.take({"old": harmful, "idle": idle})
     assert ours.expelled == {"old"}
 
 
 def test_a_restart_knows_every_record_and_makes_the_same_weights(tmp_path: Path) -> None:
-    whole, rounds = ledger(), MOST_STRIKES + 2
+    whole, rounds = ledger(), MAX_STRIKES + 2
     play(whole, 1.0, 1.0, -3.0, rounds=rounds)
     for _ in range(rounds):
         with open_store(tmp_path) as store:
@@ -140,7 +140,7 @@ def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
     config = replace(tiny, rounds=RoundSettings(rounds=6, steps_per_round=4, replicas=2, robust="scored"))
     config = replace(config, architecture=replace(tiny.architecture, parts=1, layers=1))
     engine = Simulation(RunSpec.of(config, corpus), corpus, SimulatedWorkers(lie=-3.0))
-    assert engine.run().updates["left out"] >= MOST_STRIKES
+    assert engine.run().updates["left out"] >= MAX_STRIKES
     assert engine.ledger.expelled(["block-0"]) == {"block-0-1"}
     records = [record for record in engine.ledger.store.records() if record["kind"] == "closed"]
     assert [record["round"] for record in records] == list(range(6))

@@ -15,7 +15,7 @@ from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
 from trainer.rounds.commands import has_strangers
-from trainer.rounds.merging import MOST_STRIKES
+from trainer.rounds.merging import MAX_STRIKES
 from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.store import audit
 from trainer.v1 import rounds_pb2
@@ -49,22 +49,22 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
 @pytest.mark.slow
 def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
     config = replace(rounds_config, architecture=replace(rounds_config.architecture, parts=1))
-    changes: dict[str, Any] = {"robust": "scored", "rounds": MOST_STRIKES + 2, "steps_per_round": 4}
+    changes: dict[str, Any] = {"robust": "scored", "rounds": MAX_STRIKES + 2, "steps_per_round": 4}
     net = network(config, **changes)
     place = net.join("eve")
     with ThreadPoolExecutor(1) as pool:
         honest = pool.submit(net.work, "honest")
-        for number in range(MOST_STRIKES):
+        for number in range(MAX_STRIKES):
             until(lambda number=number: net.ledger.round("block-0") == number)
             drawn = torch.Generator().manual_seed(number)
             noise = {k: 0.4 * torch.randn(shape, generator=drawn) for k, shape in net.shapes("block-0").items()}
             payload = net.payload("block-0", noise)
             lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
             assert submit(net, lie, payload).outcome == ACCEPTED
-        assert honest.result(PATIENCE_S) == MOST_STRIKES + 2, "nobody waits for who is expelled"
-    until(lambda: net.ledger.round("block-0") == MOST_STRIKES + 2)
+        assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "nobody waits for who is expelled"
+    until(lambda: net.ledger.round("block-0") == MAX_STRIKES + 2)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
-    assert liar.problem.startswith(f"left out of version {MOST_STRIKES} of block-0: it takes -")
+    assert liar.problem.startswith(f"left out of version {MAX_STRIKES} of block-0: it takes -")
     net.end()
     net = network(config, **changes)  # begun anew, it knows
     code, said = refused(lambda: net.join("eve"))
@@ -72,7 +72,7 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
     net.join("honest")
     assert refused(lambda: net.join("eve-2"))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "its place has its record"
     found = audit(net.out / "rounds")
-    assert (found.problems, found.left_out, found.merged) == ([], MOST_STRIKES, MOST_STRIKES + 2)
+    assert (found.problems, found.left_out, found.merged) == ([], MAX_STRIKES, MAX_STRIKES + 2)
 
 
 def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
