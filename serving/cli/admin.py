@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import InputError, OnesweepError
+from stages.progress import counted
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 from stages.wire.secret_files import lock_beside, write_file
 from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
@@ -103,10 +104,10 @@ def run_sign(options: argparse.Namespace) -> int:
     # Drop signatures of an earlier state of the files; keep those of other keys, so that keys can change one by one.
     others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
     try:
-        write_signatures(options.checkpoint, [*others, (key, signature)][-MAX_SIGNATURES:])
+        write_signatures(options.checkpoint, signatures := [*others, (key, signature)][-MAX_SIGNATURES:])
     except OSError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
-    print(f"release {release.name}, {len(others) + 1} signatures")
+    print(f"release {release.name}, {counted(len(signatures), 'signature')}")
     return 0
 
 

@@ -261,7 +261,8 @@ class MachineRing:
                 # No machine changes its stage before all have their files, so a failure leaves the old ring.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(_loading(link, name, given[link]) for link in new))
-                self.progress.at(f"waiting until {name} is loaded")
+                if new:
+                    self.progress.at(f"waiting until {name} is loaded")
                 await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
                 moved = [link for link in links if {*link.onward} != {*given[link].next}]
                 await asyncio.gather(*(_loading(link, "", given[link]) for link in moved))

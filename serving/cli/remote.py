@@ -170,7 +170,7 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     ring, or after a while as many others. Prints a ticket if some must join."""
     from serving.cli.machine_ring import last_order
 
-    last, begin, came, came_at = last_order(run), monotonic(), list[str](), monotonic()
+    last, begin, came, came_at = last_order(run), monotonic(), (list[str](), list[str]()), monotonic()
 
     def place(name: str) -> bool:
         return name not in last  # machines of the last ring come first
@@ -186,8 +186,8 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         # replacements need all files sent again: accept them only if the old machines stay away
         if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
             return present[:count]
-        if present != came:
-            came, came_at = present, monotonic()
+        if (known, present) != came:
+            came, came_at = (known, present), monotonic()
         names = f" ({', '.join(present)})" if present else ""
         remedies = [f"`onesweep invite --revoke {absent[0]}` lets it go"] if absent else []
         remedies += [f"--wait {len(present)} does without"] if present and (absent or not options.wait) else []

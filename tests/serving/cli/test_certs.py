@@ -134,7 +134,7 @@ def test_a_signature_is_of_one_release_and_one_key(certs: Run, onesweep: Run, bu
     name = read_release_manifest(bundle).name
     for signers in (("ada",), ("ada", "ben"), ("ada", "ben")):
         code, out, _ = onesweep("sign", bundle, "--key", directory / f"{signers[-1]}.key")
-        assert (code, out) == (0, f"release {name}, {len(signers)} signatures\n")
+        assert (code, out) == (0, f"release {name}, {len(signers)} signature{'s' * (len(signers) > 1)}\n")
     release = read_release_manifest(bundle)
     ada, ben = (read_signers(directory / f"{name}.pub") for name in ("ada", "ben"))
     assert is_signed(release.signed, release.signatures, ada)
