@@ -154,7 +154,7 @@ def train_picture_blocks(
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
     if start is not None and read_manifest(start).picture_architecture != replace(architecture, parts=1):
-        raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
+        raise CheckpointError(f"{start} is not a one-part net of these blocks' shape: train one with `local`")
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
     manifest = open_checkpoint_dir(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
     for index in range(architecture.parts) if only is None else [only]:

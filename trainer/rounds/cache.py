@@ -62,12 +62,12 @@ class WeightCache:
                 (file,) = wanted.files
                 tensors = CODECS[WHOLE].decode(self._file(file, CODECS[WHOLE].size(like)), like)
             elif held is None:
-                raise CodecError("it is sent as differences to what is not here")
+                raise CodecError("the coordinator sent differences to a version that is not here")
             else:
                 for file in wanted.files:
                     tensors = receive(tensors, self._file(file, CODECS[codec].size(like)), codec)
             if digest(tensors) != wanted.digest:
-                raise CodecError("it does not have the digest that was told")
+                raise CodecError("its digest does not match the announced one")
         except (InputError, ValueError) as error:
             # fetch the whole part next time: the same difference to the same weights would fail for ever
             self.held.pop(wanted.part, None)

@@ -116,7 +116,7 @@ class RoundsClient:
         try:
             self._stub.Leave(request, timeout=2.0, metadata=self._metadata)
         except grpc.RpcError as error:
-            log.warning("the place was not given back (%s); it is free when the lease has run out", _said(error)[0])
+            log.warning("could not give the place back (%s); it is free once the lease expires", _said(error)[0])
 
     def fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path) -> bytes:
         """Fetch a file from the coordinator, kept at `path` while it arrives.
@@ -211,7 +211,7 @@ class RoundsClient:
                         offsets.put(response.offset)
             finally:
                 offsets.put(None)
-            raise DamagedError("the coordinator ended the call before it had everything")
+            raise DamagedError("the coordinator ended the call before the transfer was complete")
 
         return self._patiently(attempt, wanted=wanted)
 
@@ -278,7 +278,7 @@ class RoundsClient:
             if now - begin > self.patience_s:
                 raise ServiceError(f"{problem}; gave up after {self.patience_s:.0f} s")
             if now - said > SAY_EVERY_S:
-                log.warning("%s; trying again", problem)
+                log.warning("%s; retrying", problem)
                 said = now
             while time.monotonic() < now + wait_s:
                 self._stop_if_asked()
@@ -302,7 +302,7 @@ class RoundsClient:
     def _sentence(self, code: grpc.StatusCode, details: str, verb: str) -> str:
         """Raises ServiceError if the first handshake fails: later ones also fail while a coordinator is killed."""
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return f"what listens at {self.address} is no coordinator; start one with `onesweep train coordinate`"
+            return f"the server at {self.address} is not a coordinator; start one with `onesweep train coordinate`"
         if code is not grpc.StatusCode.UNAVAILABLE:
             return f"{self.address} {verb}: {details or code.name}"
         if not (problem := handshake_problem(details, self.security)):
@@ -316,7 +316,7 @@ class RoundsClient:
 
     def _stop_if_asked(self, wanted: Wanted = lambda: True) -> None:
         if self.asked_to_stop() or not wanted():
-            raise Interrupted("stopped as asked; run again to go on")
+            raise Interrupted("stopped on request; run again to resume")
 
     def _renew(self) -> None:
         """Open a channel with the current certificates."""

@@ -99,14 +99,14 @@ class TensorCodec(ABC):
         for name in sorted(tensors):
             values = tensors[name].detach().to("cpu", torch.float32).contiguous()
             if not bool(values.isfinite().all()):
-                raise CodecError(f"{name} has numbers that are not finite; they do not travel")
+                raise CodecError(f"{name} has non-finite numbers, which cannot be sent")
             written.append(self.write(values))
         return b"".join(written)
 
     def decode(self, data: bytes | memoryview, like: Shapes) -> Tensors:
         """Raises CodecError, before allocating anything, unless `data` has `size(like)` bytes; also for wrong codes."""
         if len(data) != (size := self.size(like)):
-            raise CodecError(f"{len(data)} bytes of {self.name}, but these tensors take {size}")
+            raise CodecError(f"got {len(data)} bytes of {self.name}, but these tensors need {size}")
         raw, offset, tensors = np.frombuffer(data, dtype=np.uint8), 0, dict[str, Tensor]()
         for name in sorted(like):
             end = offset + self.tensor_size(like[name])

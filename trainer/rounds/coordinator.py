@@ -54,7 +54,7 @@ class Coordinator:
         too little text to score updates.
         """
         if settings.own_data and spec.config.rounds.by_features:
-            raise ConfigError('features are of one text for all: leave --own-data out, or give context_by = "copies"')
+            raise ConfigError('features need one text for all workers: omit --own-data, or set context_by = "copies"')
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
         self.spec, self.settings, self.clock, self.publisher = spec, settings, monotonic, publisher
         self.begun_s = self.clock()
@@ -87,7 +87,7 @@ class Coordinator:
         """Raises StatusError, CheckpointError. :param key: the key that the worker presented."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
-            raise put_back("your state is of this run before its directory was lost or replaced")
+            raise put_back("your state is from before the directory of this run was lost or replaced")
         wanted = request.part if request.HasField("part") else None
         async with self._members_kept():
             device, stands_by = request.device[:64], request.stands_by
@@ -97,7 +97,7 @@ class Coordinator:
             if member.voter in self.ledger.expelled(self.spec.parts if key else [part]):
                 self.members.leave(member)
                 raise _expelled(key or request.worker)
-        log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
+        log.info("%s joined: %s, replica %d", member.worker, part, place.replica)
         self._notify()
         return rounds_pb2.JoinResponse(
             run=self.spec.run,
@@ -139,7 +139,7 @@ class Coordinator:
         if (wanted := self.schedule.next_round(part, done)) is not None and self.features.is_missed(
             member.place, wanted
         ):
-            member.problem = f"nobody made the features that it reads in round {wanted}: it waits for the next one"
+            member.problem = f"no worker made the features that it reads in round {wanted}; it waits for the next one"
             done = wanted
         member.passed = done
         self._notify()
@@ -193,7 +193,7 @@ class Coordinator:
         member = self.called(request.worker, request.lease)
         async with self._members_kept():
             self.members.leave(member)
-        log.info("%s leaves %s", member.worker, self.spec.parts[member.place.part])
+        log.info("%s left %s", member.worker, self.spec.parts[member.place.part])
         return rounds_pb2.LeaveResponse()
 
     async def judge(self, submission: rounds_pb2.Submission, read: Callable[[], bytes]) -> rounds_pb2.Verdict:
@@ -323,6 +323,6 @@ class Coordinator:
 
 def _expelled(name: str) -> StatusError:
     return failed_precondition(
-        f"{name} is expelled from this run: {MAX_STRIKES} times, one after the other, its update took nothing off the "
-        "loss on held-out text, and others' did"
+        f"{name} is expelled from this run: {MAX_STRIKES} times in a row, its update did not lower the loss on "
+        "held-out text, while other updates did"
     )

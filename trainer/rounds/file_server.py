@@ -77,7 +77,7 @@ class WeightServer:
 
 
 def _gone(name: str) -> StatusError:
-    return not_found(f"there is no file {name[:80]!r} any more: ask for the next order")
+    return not_found(f"file {name[:80]!r} is gone: ask for the next order")
 
 
 class FeatureRelay:
@@ -112,7 +112,7 @@ class FeatureRelay:
     def begin(self, place: Place, round_: int) -> IncomingFile:
         """The file for features that the worker at a place makes in a round. Raises StatusError, CheckpointError."""
         if not passes_on(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
-            raise invalid(f"nobody reads what {self._parts[place.part]} makes in round {round_}")
+            raise invalid(f"no worker reads the features of {self._parts[place.part]} in round {round_}")
         reader = Place(place.part + 1, place.replica)
         oldest = self._ledger.round(self._parts[reader.part]) - 1  # a late round may still be trained
         if round_ < oldest:
@@ -176,19 +176,19 @@ class UpdateIntake:
             check_name(submission.id, "submission id")
             codec = CODECS[rounds.up_codec(submission.round)]
             if submission.codec != codec.name:
-                raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")
+                raise RequestError(f"updates of this round must be in {codec.name}, not {submission.codec[:20]!r}")
             checked(_file_of(submission))
             if submission.size != (due := codec.size(self.spec.shapes[part])):
-                raise RequestError(f"an update of {part} has {due} bytes as {codec.name}, not {submission.size}")
+                raise RequestError(f"an update of {part} must have {due} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
-                raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
+                raise RequestError(f"an update must have 1 to {rounds.steps_per_round} steps, not {submission.steps}")
             # each machine of a site reads as many as a single worker
             if submission.sequences > submission.steps * self.spec.config.sequences * MAX_MACHINES:
-                raise RequestError(f"{submission.steps} steps do not see {submission.sequences} sequences")
+                raise RequestError(f"{submission.steps} steps cannot read {submission.sequences} sequences")
             if submission.round >= self.spec.rounds or submission.base_version > submission.round:
                 raise RequestError(
-                    f"round {submission.round} from version {submission.base_version}; this run has rounds 0 to "
-                    f"{self.spec.rounds - 1}, each from a version of at most its number"
+                    f"an update of round {submission.round} from version {submission.base_version} is impossible: "
+                    f"this run has rounds 0 to {self.spec.rounds - 1}, each from a version up to its number"
                 )
         except InputError as error:
             raise invalid(str(error)) from None
@@ -204,9 +204,9 @@ class UpdateIntake:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE, version=version)
         done, reason = member.finished, ""
         if self.ledger.round(part) >= self.spec.rounds:
-            reason = f"{part} has made its last round"
+            reason = f"{part} has finished its last round"
         elif submission.round <= done:  # a place counts once, whatever its workers' names
-            reason = f"this place has handed in round {done} of {part} already"
+            reason = f"this place has already submitted round {done} of {part}"
         return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
 
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> IncomingFile:
@@ -245,12 +245,12 @@ def check_beat(beat: rounds_pb2.BeatRequest) -> None:
     _check_losses(beat.losses)
     for name in ("busy_seconds", "lived_seconds"):
         if not 0 <= getattr(beat, name) < math.inf:
-            raise invalid(f"{name} must be a finite number from 0")
+            raise invalid(f"{name} must be a finite number of at least 0")
 
 
 def _check_losses(losses: Mapping[str, float]) -> None:
     if len(losses) > MAX_LOSSES:
-        raise invalid(f"{len(losses)} losses; tell at most {MAX_LOSSES}")
+        raise invalid(f"{len(losses)} losses; report at most {MAX_LOSSES}")
     for name, value in losses.items():
         if not re.fullmatch(r"[a-z0-9_]{1,64}", name) or not math.isfinite(value):
             raise invalid("a loss must be a finite number with a name of letters, digits and underscores")

@@ -130,7 +130,7 @@ class Ledger:
             if self.version_with(part.name, update.id, update.worker) is not None:
                 return UpdateVerdict("duplicate")
             return UpdateVerdict(
-                "refused", f"another worker has handed in {update.id} for {part.name}; ids are used once"
+                "refused", f"another worker has already submitted {update.id} for {part.name}; ids must be unique"
             )
         if reason := wrong_round(update, part.round, self.settings):
             return UpdateVerdict("refused", reason)
@@ -139,12 +139,12 @@ class Ledger:
             return UpdateVerdict("refused", reason)
         if (other := part.handed_in.get((update.worker, update.round))) is not None:
             return UpdateVerdict(
-                "refused", f"{update.worker} has handed in {other} for round {update.round} of {part.name} already"
+                "refused", f"{update.worker} has already submitted {other} for round {update.round} of {part.name}"
             )
         # names cost nothing: a worker that keeps taking new ones must not fill the disk or a merge
         if sum(number == update.round for _, number in part.handed_in) >= self.settings.replicas:
-            many = f"round {update.round} of {part.name} has the updates of its {self.settings.replicas} workers"
-            return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
+            many = f"round {update.round} of {part.name} already has updates from its {self.settings.replicas} workers"
+            return UpdateVerdict("refused", f"{many}: another worker has submitted for your place")
         staleness = part.round - update.round
         worth = self.settings.stale_discount**staleness
         record = {
@@ -160,7 +160,7 @@ class Ledger:
         if not worth:
             self.store.commit(record)
             part.take(record)
-            return UpdateVerdict("dropped", f"round {update.round} of {part.name} was closed, and late work is dropped")
+            return UpdateVerdict("dropped", f"round {update.round} of {part.name} is closed; late updates are dropped")
         record["sha256"] = self.store.put_update(update)
         self.store.commit(record)
         part.take(record)
@@ -192,7 +192,7 @@ class Ledger:
         """
         p = self._parts[part]
         ready = p.ready()
-        assert ready, f"nothing came for round {p.round} of {part}"
+        assert ready, f"no update for round {p.round} of {part}"
         deltas = [self.store.get_update(part, record["id"], record["sha256"]) for record in ready]
         sent = [(record["voter"], Share(record["weight"], delta)) for record, delta in zip(ready, deltas, strict=True)]
         shares = votes(sent, self.settings.steps_per_round)
@@ -205,7 +205,7 @@ class Ledger:
             return outer_step(settings, p.version.weights, found, p.version.outer)[0]
 
         if self.settings.robust == "scored":
-            assert loss is not None, "a merge that is scored needs held-out text"
+            assert loss is not None, "a scored merge needs held-out text"
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
             scores = admit(p.version.weights, shares, step, loss(part, p.round), p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
@@ -248,12 +248,12 @@ class Ledger:
         first, *others = records
         if first["kind"] != "run" or first["identity"] != identity:
             raise ResumeError(
-                "these rounds belong to a run with other settings or data; give the same to go on, or another --out"
+                "these rounds belong to a run with other settings or data; give the same to resume, or another --out"
             )
         self.incarnation, self.secret = first["incarnation"], first["secret"]
         begun = {name: part.digests[0] for name, part in self._parts.items()}
         if first["parts"] != begun:
-            raise ResumeError("these rounds began with other weights; the same settings on another version?")
+            raise ResumeError("these rounds began with other weights; did another version of onesweep start them?")
         for name, sha256 in first["stored"].items():
             self._parts[name].digests[0] = sha256
         for record in others:

@@ -10,7 +10,7 @@ from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
 KEPT = ("worker", "lease", "device", "key", "finished")  # fields of a member that are saved with its place
-ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
+ANOTHER = "another process works as {}: give each worker its own --name, and its own token if tokens are required"
 
 
 @dataclass(frozen=True, order=True)
@@ -109,14 +109,14 @@ class Members:
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
             if self.is_here(other, now_s) and (stands_by or other.worker != worker):
-                taken = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
+                taken = f"{key} already has a place, as {other.worker}: a key has one place, and one vote in a merge"
                 said = ANOTHER.format(worker) if other.worker == worker else f"{taken}; get a key for each worker"
                 raise exhausted(said, RETRY_MS)
         place = self._own(same, worker, part) or self._free(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
-            said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
-            raise exhausted(f"{said}; --wait waits until one is gone", RETRY_MS)
+            said = f"{where} already has {self.replicas} workers, the maximum in the run's settings"
+            raise exhausted(f"{said}; --wait waits for a free place", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in same if m.place != place]:
             self.leave(other)
@@ -135,8 +135,8 @@ class Members:
                     return member
                 if self.is_here(member, now_s):
                     raise already_exists(ANOTHER.format(worker))
-        said = f"{worker} has no such lease: its place went to another, or the coordinator's directory is a new one"
-        raise aborted(f"{said}; it joins again")
+        said = f"{worker} does not hold this lease: another worker has its place, or the coordinator's directory is new"
+        raise aborted(f"{said}; it must join again")
 
     def remember(self, worker: str, part: int, round_: int) -> None:
         """Record that an update of `worker` was accepted for this round before this process started."""

@@ -25,7 +25,7 @@ STEPS_A_LENGTH = 100
 def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
     """A sentence about a wrong round or version of an update; None if they are right."""
     if not 0 <= update.round <= open_round:
-        return f"round {update.round} of {update.part} is not open; the open one is {open_round}"
+        return f"round {update.round} of {update.part} is not open; the open round is {open_round}"
     if not 0 <= update.base_version <= update.round:
         return (
             f"an update of round {update.round} of {update.part} cannot start from version {update.base_version}; "
@@ -33,8 +33,8 @@ def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str
         )
     if update.base_version < open_round - settings.max_staleness:
         return (
-            f"this update starts from version {update.base_version} of {update.part}, and the newest is "
-            f"{open_round}: it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
+            f"this update starts from version {update.base_version} of {update.part}, more than "
+            f"{settings.max_staleness} rounds behind the newest, {open_round}; fetch that and continue from it"
         )
     return None
 
@@ -45,15 +45,13 @@ def wrong_norm(length: float, begun: float, known: Sequence[float], settings: Ro
     begun: the part's initial norm; known: norms of the updates accepted before.
     """
     if not math.isfinite(length):
-        return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
+        return "the update has non-finite numbers; lower the learning rates, or set bfloat16 = false"
     if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
         return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
     # the first updates have no usual norm to compare with, and half of the workers can raise it little by little
     most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_A_LENGTH)
     if 0 < most < length:
-        return (
-            f"the update's norm is {length:.3g}; {most:.3g} is the most that a part of norm {begun:.3g} may go at once"
-        )
+        return f"the update's norm is {length:.3g}; a part of norm {begun:.3g} may move by at most {most:.3g} at once"
     return None
 
 
@@ -123,8 +121,8 @@ class UpdateScore:
 
     def __str__(self) -> str:
         if self.nats is None:
-            return "with it the loss on held-out text is not finite"
-        return f"it takes {self.nats:.4f} ± {self.error:.4f} nats off the loss on held-out text"
+            return "it makes the loss on held-out text non-finite"
+        return f"it lowers the loss on held-out text by {self.nats:.4f} ± {self.error:.4f} nats"
 
 
 class HeldOut:
@@ -138,9 +136,9 @@ class HeldOut:
         length = spec.config.architecture.context_length + 1
         if len(corpus.valid) < WINDOWS * length:
             raise DataError(
-                f"{corpus.name}: robust = scored measures updates on validation text, and {len(corpus.valid)} "
-                f"{corpus.noun} are not the {WINDOWS} windows of {length} that it needs: give the coordinator more "
-                "--data, or robust = none"
+                f"{corpus.name}: robust = scored needs {WINDOWS} windows of {length} {corpus.noun} of validation text, "
+                f"but there are only {len(corpus.valid)} {corpus.noun}: give the coordinator more --data, or set "
+                "robust = none"
             )
         rounds = replace(spec.config.rounds, context_by="copies")  # the coordinator has all parts: it needs no features
         self.spec, self.weights, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), weights, seed

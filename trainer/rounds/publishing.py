@@ -72,6 +72,6 @@ def _check(what: str, measures: Measures) -> None:
     for name, nats in measures.items():
         if not nats <= WORST_NATS:  # true for NaN too
             raise CheckpointError(
-                f"{what} is not published: {name} on the probe text is {nats:.3f}, and {math.log(VOCABULARY):.3f} is "
-                "what untrained weights give; the checkpoint stays as it was"
+                f"{what} is not published: {name} on the probe text is {nats:.3f}, but untrained weights give "
+                f"{math.log(VOCABULARY):.3f}; the checkpoint is unchanged"
             )

@@ -57,8 +57,8 @@ class RoundSchedule:
         """Raise StatusError if a worker knows a later round than this coordinator, which never goes back by itself."""
         open_round = self.ledger.round(part)
         if max(done, version) > open_round:
-            said = f"you know round {max(done, version)} of {part}, and here round {open_round} is open"
-            raise put_back(f"{said}: the coordinator's directory is an older one")
+            said = f"you know round {max(done, version)} of {part}, but here round {open_round} is open"
+            raise put_back(f"{said}: the coordinator's directory is an older copy")
 
     def expected(self, part: str) -> int:
         """Number of workers that will hand in for the open round: those of places never taken, the present ones, and
@@ -83,5 +83,5 @@ class RoundSchedule:
 
 def put_back(said: str) -> StatusError:
     """The refusal of a worker that knows a different state of the run."""
-    ways = "put the right directory back and start the coordinator again, or start each worker with another --state"
-    return failed_precondition(f"{said}; {ways} to go on from the round that is open here")
+    ways = "restore the right directory and restart the coordinator, or start each worker with another --state"
+    return failed_precondition(f"{said}; {ways} to continue from the open round")

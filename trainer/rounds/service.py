@@ -54,8 +54,8 @@ class WorkerAccess:
             return None
         identity = identity_of(context)
         if identity is None or identity.role != CLIENT:
-            shown = identity.uri if identity else "of nobody that onesweep knows"
-            said = f"your certificate is {shown}: workers need one of role client (`onesweep certs issue client NAME`)"
+            shown = identity.uri if identity else "not from onesweep"
+            said = f"your certificate is {shown}: a worker needs role client (`onesweep certs issue client NAME`)"
             raise permission_denied(said)
         return identity.name
 
@@ -63,7 +63,7 @@ class WorkerAccess:
         """The caller's key, empty with open access. Raises StatusError unless it may work as `worker`."""
         name = self.check_scope(context, WORK)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
-            said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
+            said = f"you are {name}: you may work only as {name} or {name}.SUFFIX, not as {worker[:80]!r}"
             raise permission_denied(said)
         return name or ""
 
@@ -82,12 +82,12 @@ class NewestCalls:
         """
         alike, mine = self._open.setdefault(what, []), object()
         if len(alike) >= MAX_ALIKE:
-            raise exhausted(f"{MAX_ALIKE} calls for the same already: end one, or try again later", RETRY_MS)
+            raise exhausted(f"{MAX_ALIKE} identical calls are already open: end one, or try again later", RETRY_MS)
         alike.append(mine)
 
         def check() -> None:
             if alike[-1] is not mine:
-                raise unavailable("the same was begun anew: the older call ends")
+                raise unavailable("a newer call has replaced this one")
 
         try:
             yield check
@@ -131,7 +131,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         async with self._statuses():
             header = await anext(aiter(requests), rounds_pb2.SubmitRequest())
             if header.WhichOneof("step") != "submission":
-                raise invalid("a submission begins with its header")
+                raise invalid("a submission must begin with its header")
             submission = header.submission
             self.access.check_worker(context, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
@@ -152,7 +152,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         async with self._statuses():
             request = await anext(aiter(requests), rounds_pb2.PassRequest())
             if request.WhichOneof("step") != "passing":
-                raise invalid("features begin with a header")
+                raise invalid("features must begin with a header")
             passing, features = request.passing, self.coordinator.features
             self.access.check_worker(context, passing.worker)
             member = self.coordinator.called(passing.worker, passing.lease)
@@ -178,7 +178,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
                 raise invalid(f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}")
             if self.watchers >= MAX_WATCHERS:
-                raise exhausted(f"{MAX_WATCHERS} watchers already; try again later", RETRY_MS)
+                raise exhausted(f"already {MAX_WATCHERS} watchers; try again later", RETRY_MS)
         self.watchers += 1
         try:
             async with aclosing(self.coordinator.changes(interval)) as changes:
@@ -220,7 +220,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if request is None:
                 raise invalid(f"the pieces ended after {intake.offset} of {intake.file.size} bytes")
             if request.WhichOneof("step") != "piece":
-                raise invalid("one header comes, and then pieces only")
+                raise invalid("only pieces may follow the header")
             check()
             self.coordinator.called(caller.worker, caller.lease)
             await in_thread(intake.write, request.piece)
@@ -359,5 +359,5 @@ async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
         told.cancel()
         await asyncio.gather(rounds, told, return_exceptions=True)
     if rounds.cancelled():
-        raise Interrupted("stopped: everything is stored; start it again to go on")
+        raise Interrupted("stopped: everything is saved; start it again to resume")
     rounds.result()

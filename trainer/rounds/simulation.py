@@ -53,8 +53,8 @@ class SimulatedWorkers:
         absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
         if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
             raise ConfigError(
-                "virtual workers that read features are in every round: give deadline_s = 0, "
-                f'and leave out {", ".join(ABSENT)}; or context_by = "copies"'
+                "virtual workers that read features must be in every round: set deadline_s = 0 and "
+                f'omit {", ".join(ABSENT)}; or set context_by = "copies"'
             )
 
     def training_s(self, replica: int, steps: int) -> float:

@@ -68,7 +68,7 @@ class Site:
         """
         if settings.machine >= settings.machines:
             raise InputError(
-                f"--machine must be from 0 to {settings.machines - 1} at a site of {settings.machines}, "
+                f"--machine must be 0 to {settings.machines - 1} in a site of {settings.machines} machines, "
                 f"not {settings.machine}: give the same --machines on all"
             )
         self.insecure, self.patience_s, self.asked_to_stop = insecure, patience_s, asked_to_stop
@@ -85,7 +85,7 @@ class Site:
     def announce(self, place: rounds_pb2.JoinResponse, learner: Learner, text: str) -> None:
         """Announce what this site trains; :param text: digest of the training text. Raises ConfigError."""
         if learner.config.rounds.by_features:
-            raise ConfigError('features are of the text of one machine: a site needs context_by = "copies"')
+            raise ConfigError('a site cannot use features, which need one text for all: set context_by = "copies"')
         known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
         known.lease = ""  # the lease belongs to this machine alone
         self._place = json.dumps([MessageToJson(known), text])
@@ -162,7 +162,7 @@ class Site:
                 return made
             except _AwayError as error:
                 if lost_s is None:
-                    log.warning("%s; looking for it", error)
+                    log.warning("%s; retrying", error)
                     lost_s = time.monotonic()
                 if time.monotonic() - lost_s >= self.patience_s:
                     words = f"gave up after {self.patience_s:.0f} s: is that machine 0's --site, and is it running?"
@@ -210,7 +210,7 @@ class Site:
     def _obey(self, learner: Learner, place: str, group: int, machines: list[int], start: int, stop: int) -> int:
         """Do steps with a group until a machine is lost; returns how many. Raises _AwayError."""
         if place != self._place:
-            raise _AwayError(f"the site at {self.address} has another place of the run than before")
+            raise _AwayError(f"the site at {self.address} now has another place in the run")
         step = start
         try:
             self._connect(group, machines)
@@ -286,14 +286,14 @@ class Site:
         """This machine's address at the site. Raises InputError for a public one without permission."""
         if ipaddress.ip_address(own).is_global and not self.insecure:
             raise InputError(
-                f"{own} is a public address, and a site sends plain text and asks for no token: "
-                "give one of the site's own network or, behind a firewall, accept it with --insecure"
+                f"{own} is a public address, but a site sends plain text and checks no token: "
+                "use an address in the site's own network or, behind a firewall, allow it with --insecure"
             )
         return own
 
     def _stop_if_asked(self) -> None:
         if self.asked_to_stop():
-            raise Interrupted("stopped as asked; run again to go on")
+            raise Interrupted("stopped on request; run again to resume")
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:

@@ -35,7 +35,7 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
     net = network()
     net.join("honest", part=0)
     assert hand_in(net, "key.1").outcome == ACCEPTED
-    said = "this place has handed in round 0 of block-0 already"
+    said = "this place has already submitted round 0 of block-0"
     second = hand_in(net, "key.2", 0.02)
     assert (second.outcome, second.reason) == (REFUSED, said)
     net.end()
@@ -102,6 +102,6 @@ def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Star
     net.end()
     net = network(replicas=1, rounds=1)
     place, payload = net.join(part=0), net.payload("block-0")
-    assert submit(net, net.submission(place, payload), payload).reason == "block-0 has made its last round"
+    assert submit(net, net.submission(place, payload), payload).reason == "block-0 has finished its last round"
     merged = next(r["id"] for r in net.ledger.store.records() if r["kind"] == "accepted")
     assert submit(net, net.submission(place, payload, id=merged), payload).outcome == DUPLICATE
