@@ -263,7 +263,7 @@ def main(arguments: list[str]) -> int:
         case ["list"]:
             for name, entry in load()["measured"].items():
                 print(name, entry["commit"], entry["date"], json.dumps(entry["values"]))
-            print("can be measured:", ", ".join(MEASUREMENTS))
+            print("measurements:", ", ".join(MEASUREMENTS))
         case _:
             print(__doc__)
             return 2

@@ -118,7 +118,7 @@ def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: An
             say(router_pb2.Summary(replays=account.replays))
         except StatusError as error:
             if error.code is Code.UNAVAILABLE and monotonic() < patient_until_s:
-                view.ring.problems.append(f"{view.ring.place} gives a request up and should wait for a way")
+                view.ring.problems.append(f"{view.ring.place} gives up a request instead of waiting for a path")
             say(RouterError(error.message, error.code, error.retry_after_ms))
 
     taker = StepTaker(call.connection.client.place, steps)
@@ -132,7 +132,7 @@ def written(session: Session, case: whole.Case, say: Callable[[bytes], object]) 
 
     def check(due: int, event: stage_pb2.Event) -> None:
         if len(event.text) != due:
-            raise internal(f"a step of {due} tokens came back with {len(event.text)}")
+            raise internal(f"a step of {due} tokens returned {len(event.text)}")
 
     for known in range(1, len(text), CHUNK) if case.mode == "scored" else ():
         given = text[known : known + CHUNK]
@@ -199,7 +199,7 @@ def ask(
                 try:
                     turns.lost(error)
                     if is_first and turns.pause_s and len(routers) > 1 and error.code is Code.UNAVAILABLE:
-                        world.loop.problems.append(f"{name} waits before it asks a router that it has not lost")
+                        world.loop.problems.append(f"{name} pauses before it tries a router that it has not lost")
                 except (RequestRefused, RouterError) as refused:
                     status, said = refused.code.name, str(refused)
             call.end()
@@ -209,7 +209,7 @@ def ask(
         if status == "OK":
             world.whole_tries.append(last := max(own, key=lambda each: each.heard_s))
             if replays != turns.moves + sum(each.session is last.session for each in own) - 1:
-                world.loop.problems.append(f"{name} hears of {replays} replays, not of as many as there were")
+                world.loop.problems.append(f"{name} receives a wrong number of replays: {replays}")
         took = begin_s - world.begin_s, world.loop.now_s - begin_s, turns.timeout_s
         how = *took, replays, places, idle, frozenset[Any](), said, case.mode
         world.outcomes.append(whole.RequestOutcome(each.case, status, turns.output, *how))
@@ -318,7 +318,7 @@ class Script:
             try:
                 return world.run()
             except RuntimeError as error:
-                return whole.ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
+                return whole.ScheduleRun([], [], None, [f"the run did not end: {error!r}"], world.network.events)
 
 
 def main() -> int:
@@ -327,7 +327,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     options = parser.parse_args()
     if options.schedules < 1 or options.seed < 0:
-        parser.error("--schedules begin at 1, and --seed at 0")
+        parser.error("--schedules must be at least 1, and --seed at least 0")
     report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
     print(report.table)
     return 0 if report.holds else 1

@@ -118,7 +118,7 @@ class Clients:
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, POLL_S))
             if (code := self.caller.process.poll()) is not None:
-                raise ServiceError(f"the clients' process ended with exit code {code}")
+                raise ServiceError(f"the client process exited with code {code}")
 
     def finish(self) -> RouterState:
         """Send no more. Wait for outstanding answers, and for all hosts to be up without remains of any request."""
@@ -192,10 +192,10 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         facts = testbed.opened.caller.facts()
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)
         if not cases:
-            raise ServiceError("nothing here writes text: give --checkpoint a bundle that does")
+            raise ServiceError("this bundle writes no text: give a --checkpoint that does")
         able = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # loopback has no link to cut
         schedule = make_schedule({name: FAULTS[name].targets(testbed) for name in able}, settings)
-        say(f"the texts of {len(cases)} requests, before anything happens ...")
+        say(f"generating reference texts of {len(cases)} requests without faults ...")
         texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         caller = Caller(testbed.opened.network.command(ROUTER, COMMAND), Access(testbed.router, insecure=True))
@@ -225,10 +225,10 @@ def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[byte
     for case, *answers in zip(cases, first, again, strict=True):
         name = f"{case.mode}, seed {case.seed}"
         if errors := [answer["error"] for answer in answers if "error" in answer]:
-            raise ServiceError(f"no answer in {name}, before anything happened: {errors[0]}")
+            raise ServiceError(f"{name}: no answer before the first fault: {errors[0]}")
         one, other = (bytes.fromhex(answer["account"]["output_hex"]) for answer in answers)
         if one != other:
-            raise ServiceError(f"{name}, has two answers before anything happened")
+            raise ServiceError(f"{name}: two different answers before the first fault")
         texts.append(one)
     return texts
 
@@ -285,9 +285,9 @@ def verdict(result: ChaosResult) -> list[str]:
         f"{len(result.answers)} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
         f"{', '.join(f'{result.fates[fate]} {fate}' for fate in Fate)}; "
         f"{sum(each.replays for each in result.answers)} replays on other hosts, "
-        f"{sum(len(each.failures) for each in result.answers)} calls that failed",
-        *(f"{name} had ended: {last}" for name, last in result.ended.items()),
-        *(f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()),
+        f"{sum(len(each.failures) for each in result.answers)} failed calls",
+        *(f"{name} exited: {last}" for name, last in result.ended.items()),
+        *(f"not ready at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()),
     ]
     if sessions := result.last_state.sessions:
         words.append(f"{sessions} sessions are still open on hosts after the last answer")
@@ -300,9 +300,9 @@ def wrong_words(result: ChaosResult) -> list[str]:
     for answer in result.answers:
         asked, text, fate = result.cases[answer.case], result.texts[answer.case], answer.fate(result.texts[answer.case])
         if fate is not Fate.RIGHT:
-            said = answer.failures[-1] if answer.failures else "nothing said"
+            said = answer.failures[-1] if answer.failures else "no error"
             words.append(
                 f"{asked.mode}, seed {asked.seed}: {fate} after {answer.end_s - answer.begin_s:.1f} s, {answer.status} "
-                f"({said}): {answer.outputs!r}, right is {text!r}"
+                f"({said}): {answer.outputs!r}, expected {text!r}"
             )
     return words

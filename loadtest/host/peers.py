@@ -74,7 +74,7 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
         raise InputError(f"there is no file {settings.source}")
     positions = read_manifest(directory).text_architecture.positions
     if positions <= LONG:
-        raise InputError(f"{directory} reads {positions} tokens: measured are prompts of {LONG}")
+        raise InputError(f"{directory} reads {positions} tokens, but this bench needs prompts of {LONG}")
     if settings.rpc is not None:
         if missing := [name for name in (SERVER, CLIENT) if not (settings.rpc / name).is_file()]:
             raise InputError(
@@ -87,7 +87,7 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
     if importlib.util.find_spec(PEER):
         sides["llama.cpp"] = partial(their_figures, settings.source)
     else:
-        say(f"llama.cpp is not here, and ours stands alone: pip install {PEER}")
+        say(f"llama.cpp is not installed; measuring onesweep alone: pip install {PEER}")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     # a process for each, so that neither is measured with the other's memory or threads
     os.environ.update(with_large_pages())  # as for hosts
@@ -99,17 +99,17 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
                 try:
                     found[name].append(process.submit(measure).result())
                 except BrokenProcessPool:
-                    raise OnesweepError(f"{name} ended its process: what it said before is the reason") from None
+                    raise OnesweepError(f"the process of {name} died: its output above says why") from None
     rows = [row for what in found["onesweep"][0] for row in _rows(what, found)]
     return rows if settings.rpc is None else rows + measure_links(settings)
 
 
 def _rows(what: str, found: dict[str, list[dict[str, float]]]) -> list[Row]:
     values = {name: statistics.median(each[what] for each in turns) for name, turns in found.items()}
-    unit = "MB" if what == MEMORY else "tokens a processor second"
+    unit = "MB" if what == MEMORY else "tokens per CPU second"
     rows = [Row(f"{what}: {name}", value, unit) for name, value in values.items()]
     if "llama.cpp" in values:
-        rows.append(Row(f"{what}: ours over theirs", values["onesweep"] / values["llama.cpp"], "x"))
+        rows.append(Row(f"{what}: onesweep over llama.cpp", values["onesweep"] / values["llama.cpp"], "x"))
     return rows
 
 
@@ -154,7 +154,7 @@ def their_figures(source: Path) -> dict[str, float]:
         request = {"prompt": list(range(prompt)), "n_predict": steps, "temperature": 0, "ignore_eos": True}
         answer = server.handle_completions({**request, "cache_prompt": False})
         if (wrote := answer["usage"]["completion_tokens"]) != steps:
-            raise OnesweepError(f"llama.cpp wrote {wrote} tokens of {steps}")
+            raise OnesweepError(f"llama.cpp wrote {wrote} tokens instead of {steps}")
 
     def spent_s(count: int, prompt: int, steps: int) -> float:
         begin = time.process_time()
@@ -177,8 +177,8 @@ def measure_links(settings: PeerSettings) -> list[Row]:
                 for mode, seconds in our_s(settings, network, seed=turn).items():
                     taken[mode].append(seconds)
         found = {name: statistics.median(each) for name, each in taken.items()}
-        rows += [Row(f"{profile}: {name}", seconds, "s a token") for name, seconds in found.items()]
-        rows += [Row(f"{profile}: theirs over {mode}", found[RPC] / found[mode], "x") for mode in MODES]
+        rows += [Row(f"{profile}: {name}", seconds, "s/token") for name, seconds in found.items()]
+        rows += [Row(f"{profile}: llama.cpp over {mode}", found[RPC] / found[mode], "x") for mode in MODES]
     return rows
 
 
@@ -197,7 +197,7 @@ def rpc_s(settings: PeerSettings, network: Network) -> float:
         return 1 / float(measured["avg_ts"])
     except (ValueError, KeyError, ZeroDivisionError):
         said = " ".join(done.stderr.split())[-300:]
-        raise OnesweepError(f"{CLIENT} measured nothing (exit code {done.returncode}): {said}") from None
+        raise OnesweepError(f"{CLIENT} printed no result (exit code {done.returncode}): {said}") from None
 
 
 @contextlib.contextmanager
@@ -212,7 +212,7 @@ def _serving(network: Network, node: str, programs: Path) -> Iterator[None]:
         try:
             assert process.stdout is not None
             if not any("endpoint" in line for line in iter(process.stdout.readline, "")):
-                raise ServiceError(f"{SERVER} ended in {node}: start it by hand to see why")
+                raise ServiceError(f"{SERVER} exited in {node}: start it by hand to see why")
             yield
         finally:
             process.kill()

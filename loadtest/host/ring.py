@@ -114,7 +114,7 @@ async def _served(router: str, mode: str, subject: TextRequests | PictureRequest
             answers: list[TimedAnswer] = await asyncio.gather(*(_timed(client, mode, subject, seed) for seed in seeds))
             end = time.perf_counter()
             if answers != alone:
-                raise OnesweepError(f"mode {mode}: a result depends on what is asked for beside it")
+                raise OnesweepError(f"mode {mode}: a result depends on the other requests in its batch")
             together.append(sum(each.units for each in answers) / (end - begin))
     return alone, statistics.median(together)
 
@@ -160,7 +160,7 @@ class TextRequests:
         room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
         self.units = settings.max_tokens or min(TOKENS, room)
         if self.units > room:
-            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves, not {self.units}")
+            raise InputError(f"--max-tokens must be 1 to {room} to fit the context, not {self.units}")
 
     async def ask(self, client: AsyncClient, mode: str, seed: int) -> Result:
         return await client.generate(PROMPT, mode=mode, max_tokens=self.units, seed=seed)

@@ -71,7 +71,7 @@ class Lab:
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
-            raise InputError(f"no node {node!r} in the lab; there are {', '.join(self.nodes)}")
+            raise InputError(f"no node {node!r} in the lab; its nodes are {', '.join(self.nodes)}")
         return self.places[node]
 
 
@@ -80,17 +80,17 @@ def lab_problem() -> str:
     if sys.platform != "linux":
         return "a lab needs Linux: network namespaces are its nodes"
     if os.geteuid() != 0:
-        return "a lab needs root: it makes network namespaces (sudo, or a container with --privileged)"
+        return "a lab needs root: it creates network namespaces (sudo, or a container with --privileged)"
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             return f"the program {program} is missing: install the package {package}"
     if not TUN.exists():
-        return f"there is no {TUN} on this machine: modprobe tun"
+        return f"{TUN} is missing: run `modprobe tun`"
     trial = ["unshare", "--net", "ip", "tuntap", "add", "dev", "wan", "mode", "tun"]
     done = subprocess.run(trial, capture_output=True, text=True)
     if done.returncode:
         said = " ".join(done.stderr.split())
-        return f"this user may not make network namespaces ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
+        return f"this user cannot create network namespaces ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
     return ""
 
 

@@ -117,7 +117,7 @@ def _told(command: list[str], *lines: str) -> None:
     except FileNotFoundError:
         raise LabError(f"the program {command[0]} is missing: install the package nftables") from None
     if done.returncode:
-        raise LabError(f"{command[0]} could not set the lab's network: {' '.join(done.stderr.split())}")
+        raise LabError(f"{command[0]} could not configure the lab's network: {' '.join(done.stderr.split())}")
 
 
 def processes_in(inodes: set[int]) -> list[int]:

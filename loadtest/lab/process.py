@@ -41,7 +41,7 @@ def main() -> None:
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
         lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno()])
     except (LabError, OSError) as error:
-        print(json.dumps({"error": f"cannot make the lab: {error}"}), flush=True)
+        print(json.dumps({"error": f"cannot create the lab: {error}"}), flush=True)
         sys.exit(1)
     print(json.dumps(asdict(lab.made())), flush=True)
     lab.run()
@@ -57,7 +57,7 @@ class LabProcess:
         self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0
-        with file_errors(LabError, "no network namespace could be made here"):
+        with file_errors(LabError, "cannot create a network namespace"):
             for name, address in zip(self.names, self.addresses, strict=True):
                 with own_namespace() as namespace:
                     self.tuns.append(open_tun())

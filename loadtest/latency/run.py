@@ -116,17 +116,17 @@ def settled(settings: WanSettings) -> WanSettings:
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
         if any(length.draws for length in lengths):
-            raise InputError(f"{s.checkpoint} writes: it takes --bytes or --max-tokens, and no levels")
+            raise InputError(f"{s.checkpoint} writes text: give --bytes or --max-tokens, not --levels")
         for length in lengths:  # like the check of each request
             asked: dict[str, Any] = {f"max_{length.unit}": length.count, "temperature": s.temperature}
             Request(**asked).message()
         models = [read_manifest(path).text_architecture for path in bundle.models.values()]
         if (longest := max(length.count for length in lengths)) >= (most := max(each.positions for each in models)):
-            raise InputError(f"a length of {longest} leaves no place for a prompt: the context is {most}")
+            raise InputError(f"a length of {longest} leaves no room for a prompt in the context of {most}")
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
         return replace(s, variants=s.variants or usual(s.checkpoint), lengths=lengths, prompts=prompts)
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
-        raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
+        raise InputError(f"{s.checkpoint} draws pictures: give --levels, but no prompts, bytes or temperature")
     served = [mode for mode in DRAWING_MODES if mode in bundle.models]
     # Classes take turns like prompts, so that no cache of one class's modulations makes a mode look quicker.
     classes = read_manifest(bundle.models[served[0]]).picture_architecture.classes
@@ -325,7 +325,7 @@ WAN: tuple[Column[Row], ...] = (
 # For machines that joined.
 LINKED: tuple[Column[Row], ...] = (
     text_column("links", "links"),
-    number_column("ms a hop", "hop_ms", 2),
+    number_column("ms/hop", "hop_ms", 2),
     number_column("x direct", "over_direct", 3),
 )
 
@@ -341,7 +341,7 @@ PICTURES: tuple[Column[Row], ...] = (
     number_column("hops", "hops", 0),
     number_column("largest hop", "largest_hop_bytes", 0),
     number_column("wire bytes", "wire_bytes", 0),
-    number_column("host ms a picture", "host_seconds", 1, scale=1e3),
+    number_column("host ms/picture", "host_seconds", 1, scale=1e3),
     text_column("failed", "failures"),
 )
 
@@ -351,7 +351,7 @@ def wan_table(rows: Sequence[Row]) -> str:
     draws = any(row["unit"] == LEVELS for row in rows)  # a bundle either generates text or draws
     failures = [
         f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}: "
-        f"{row['failures']} of {row['requests']} failed, such as: {row['error']}"
+        f"{row['failures']} of {row['requests']} failed, for example: {row['error']}"
         for row in rows
         if row["failures"]
     ]

@@ -46,7 +46,7 @@ def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]
     except ServiceError as error:
         statuses = Counter(sample.status for sample in recording.samples).most_common()
         known = ", ".join(f"{count} {status}" for status, count in statuses)
-        raise ServiceError(f"the texts of this run ({known}) cannot be checked: {error}") from None
+        raise ServiceError(f"cannot check the texts of this run ({known}): {error}") from None
 
 
 def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) -> str:
@@ -69,8 +69,8 @@ def recorded(target: Testbed, plan: LoadPlan) -> Recording:
         if code == 0:
             return Recording.from_json(told)
         words.seek(0)
-        last = words.read().strip().splitlines()[-1:] or ["it said nothing"]
-        raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
+        last = words.read().strip().splitlines()[-1:] or ["no output"]
+        raise ServiceError(f"the load generator exited with code {code}: {last[0]}")
 
 
 # The table, notes below it, and records for JSON
@@ -92,7 +92,7 @@ def run_notes(result: LoadResult) -> list[str]:
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})"]
     if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:
-        notes.append("the window is shorter than two requests: a longer one (--seconds) gives better figures")
+        notes.append("the window is shorter than two requests: raise --seconds for better figures")
     notes += [f"failed {count} x: {failure}" for failure, count in f.failures.items()]
     if result.wrong:
         notes.append(f"wrong text: {result.wrong}")
@@ -128,7 +128,7 @@ def knee_note(result: LoadResult, found: bool) -> str:
 
 def _figures(result: LoadResult) -> str:
     f = result.figures
-    return f"{counted(result.users, 'user')}: {f.throughput_rps:.2f} right answers a second, p95 {number(f.p95_ms)} ms"
+    return f"{counted(result.users, 'user')}: {f.throughput_rps:.2f} right answers/s, p95 {number(f.p95_ms)} ms"
 
 
 def run_record(result: LoadResult) -> dict[str, Any]:

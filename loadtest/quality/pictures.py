@@ -107,7 +107,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     }
     words = (
         f"FD: Frechet distance of 64 features of a judge ({name[:12]}) to {len(pictures.test)} test pictures: "
-        "it compares with other rows of this judge only"
+        "it compares only with other rows of this judge"
     )
     return BenchReport(f"{table(COLUMNS, rows)}\n\n{words}", record)
 
@@ -121,8 +121,7 @@ def _drawn(
         status = client.status()
         if tuple(status.pictures.classes) != classes:
             raise InputError(
-                f"the bundle draws other classes than {settings.pictures} has: give the data that its nets "
-                "were trained on"
+                f"the bundle draws other classes than {settings.pictures} has: give the data that it was trained on"
             )
         variants = variants or tuple(map(ModeVariant, status.drawing_modes))
         total = len(variants) * len(settings.levels) * requests
@@ -177,7 +176,7 @@ class PictureJudge(nn.Module):
         """Features (pictures, 64) and classes (pictures,). Raises InputError for pictures of another size."""
         if pixels.shape[1:] != self.size:
             raise InputError(
-                f"the judge knows pictures of {self.size}, these have {tuple(pixels.shape[1:])} (channels, height, "
+                f"the judge needs pictures of {self.size}, but these have {tuple(pixels.shape[1:])} (channels, height, "
                 "width): give --judge a file that was made for them"
             )
         seen = [self(part) for part in pixels.split(AT_ONCE)]
@@ -221,7 +220,7 @@ def load_judge(path: Path) -> tuple[PictureJudge, str]:
         judge = PictureJudge(channels, height, width, len(record["classes"]))
         judge.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except (KeyError, TypeError, RuntimeError) as error:
-        raise ResumeError(f"{path} is no judge ({error})") from None
+        raise ResumeError(f"{path} is not a judge ({error})") from None
     return judge.eval().requires_grad_(False), digest(tensors)
 
 

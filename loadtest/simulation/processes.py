@@ -206,7 +206,7 @@ class SimulatedHost(Host):
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         super()._fault(hop, refusal, lost)
         if hop.session in self.sessions.sessions:
-            self.problems.append(f"{self.settings.name} keeps a session that it said is over")
+            self.problems.append(f"{self.settings.name} keeps a session that it reported as over")
 
 
 Pair = tuple[str, str]  # addresses of a host and the next one
@@ -279,7 +279,7 @@ class WatchedRing(Ring):
     def _check_blame(self, session: Session) -> None:
         avoided = {link.entry.name for link in self.links if link.entry.address in session.tries.blamed}
         if self.place not in self.hit and (innocent := avoided - set(self.hit)):
-            self.problems.append(f"{self.place} avoids {', '.join(sorted(innocent))}, which no fault has hit")
+            self.problems.append(f"{self.place} avoids {', '.join(sorted(innocent))}, hit by no fault")
 
     def _check(self, session: Session, path: HostPath) -> None:
         self._check_blame(session)
@@ -293,13 +293,12 @@ class WatchedRing(Ring):
             other = self.choose(session.weights, avoid) or path
         addresses, others = ({link.entry.address for link in way} for way in (path, other))
         wrong = {
-            "begins another try beside one that has not failed": begun_at
+            "begins another try while one has not failed": begun_at
             and (len(begun_at) > 1 or max(tries.failed_on.values(), default=0.0) > max(begun_at)),
-            "makes more second tries than it may": self._second_tries
-            > self.hedging._most + HEDGE_SHARE * self._results,
+            "makes too many second tries": self._second_tries > self.hedging._most + HEDGE_SHARE * self._results,
             "prefers a host that failed to a slow one": begun_at
             and len(addresses & tries.blamed) > len(others & tries.blamed),
-            "asks again at once": tries.count > 1 and not begun_at and now_s < self._ended_at[session] + PAUSE_S,
+            "retries without a pause": tries.count > 1 and not begun_at and now_s < self._ended_at[session] + PAUSE_S,
             "moves a request from silent hosts to the same ones": self._left.pop(session, ()) == path,
             "takes a link that lost work a moment ago": targets
             and not begun_at

@@ -99,7 +99,7 @@ class Weights:
                 run = loop.run_until_complete(job)
                 return replace(run, problems=[*loop.problems, *said, *run.problems])
             except (RuntimeError, TimeoutError) as error:
-                return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
+                return ScheduleRun([], [], None, [f"the run did not end: {error!r}"], world.network.events)
 
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:
@@ -203,14 +203,14 @@ def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[
     told, is_deployed = list(run.problems), schedule.deploy_at_s is not None
     well = replace(schedule, faults=())
     judged = [(each, answers[each.case][: 1 + is_deployed], schedule, "") for each in run.outcomes]
-    judged += [(each, answers[each.case][is_deployed:][:1], well, " once all was well") for each in run.after]
+    judged += [(each, answers[each.case][is_deployed:][:1], well, " after recovery") for each in run.after]
     for each, texts, meanwhile, when in judged:
         if (fate := fate_of(each, texts, meanwhile)) in BAD_FATES:
             took_s = max(answer.took_s for answer in texts)
             met, right = ", ".join(map(str, faults_of(each, meanwhile))) or "nothing", [a.text for a in texts]
             told.append(
                 f"{fate}{when}: {each.mode}, case {each.case}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
-                f"without faults), moved {each.replays} times, it met {met}, {each.text!r} of {right}: {each.said}"
+                f"without faults), moved {each.replays} times, met {met}, {each.text!r} of {right}: {each.said}"
             )
     return tuple(told)
 
@@ -233,7 +233,7 @@ async def _run(world: World, schedule: Schedule) -> ScheduleRun:
     if failure and SWITCHED not in failure:
         left += world.changed_by_failure(states)
     if failure is not None and (again := await world.deploy(0.0)):
-        left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
+        left.append(f"it cannot be deployed after recovery: {again}; before: {failure}")
     world.network.states |= {("day", name) for name in ROUTER_NAMES}  # a new day, with a new quota of bytes
     after = [await world.client(f"after-{at}", [at], [it]) for at, it in zip(ROUTER_NAMES, AFTER, strict=True)]
     outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
@@ -269,9 +269,9 @@ def search(
             run = model.run(schedule := model.schedule(seed))
             found.add(schedule, run, answers)
             if found.schedules % SAY_EVERY == 0:
-                say(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of one processor")
+                say(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of CPU time")
             if trouble_of(schedule, run, answers):
-                say(f"seed {seed} fails: looking for the fewest faults that do ...")
+                say(f"seed {seed} fails: removing faults that it does not need ...")
                 failing = found.failing = fewest(model, schedule)
                 found.trouble = trouble_of(failing, model.run(failing), answers)
                 break
@@ -283,15 +283,15 @@ def report(found: Found, seconds: float, command: str) -> BenchReport:
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
     lines = [
-        f"{found.schedules} schedules, {minute:.0f} a minute of one processor",
+        f"{found.schedules} schedules, {minute:.0f} per CPU minute",
         f"{found.requests} requests: {fates}; {found.replays} replays",
         f"{counted(found.deploys['done'], 'deployment')}, {found.deploys['given up']} given up; "
         f"{counted(found.trainings, 'training')}; {counted(found.drawings, 'request')} for pictures",
     ]
     if found.failing is not None:
-        lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
+        lines += [f"seed {found.failing.seed} fails with these faults:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
-        lines += [f"again: {command} --schedules 1 --seed {found.failing.seed}"]
+        lines += [f"reproduce: {command} --schedules 1 --seed {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = "\n".join([*aligned([("fault", "times"), *rows], ruled=True), "", *(f"- {line}" for line in lines)])
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

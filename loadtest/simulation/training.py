@@ -228,6 +228,6 @@ async def train(world: TrainingWorld, schedule: Schedule) -> ScheduleRun:
     with closing(connect(world.directory / DATABASE)) as database:  # the coordinator may be down
         known = {row[0] for row in database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
     wrong = [f"{part} ends at version {n}" for part, n in found.versions.items() if n != ROUNDS]
-    wrong += [f"update {each} was refused, and counts" for disk in disks for each in disk.refused & known]
-    wrong += [f"update {each} was accepted, and is not there" for disk in disks for each in disk.accepted - known]
+    wrong += [f"update {each} was refused, but it is stored" for disk in disks for each in disk.refused & known]
+    wrong += [f"update {each} was accepted, but it is not stored" for disk in disks for each in disk.accepted - known]
     return ScheduleRun([], [], None, [*found.problems, *wrong], world.network.events)

@@ -230,7 +230,7 @@ class World(FaultyWorld):
         """Record moments when a router has a host load a release before its disk says which one it serves."""
         store = self.open_stores.get(CALLER.get())  # none: the router lost its power since
         if store is not None and not store.in_use:
-            self.loop.problems.append(f"{CALLER.get()} would not know what it served, if it started anew")
+            self.loop.problems.append(f"{CALLER.get()} would not know after a restart what it served")
 
     def release_states(self) -> dict[str, tuple[Any, ...]]:
         """Releases that each process serves and has on disk."""
@@ -249,7 +249,7 @@ class World(FaultyWorld):
         # nothing cleans up after a lost router: releases that it made hosts load stay until the next deployment
         sound = before.keys() - self.hit if self.hit.isdisjoint(ROUTER_NAMES) else set(ROUTER_NAMES) - self.hit
         changed = [name for name in before if name in sound and before[name] != after[name]]
-        return [f"{name} was {before[name]}, and after a deployment failed {after[name]}" for name in changed]
+        return [f"a failed deployment changed {name} from {before[name]} to {after[name]}" for name in changed]
 
     async def settled(self) -> list[str]:
         """Wait until no session is open; each one left after a while is a problem."""
@@ -258,12 +258,12 @@ class World(FaultyWorld):
             await asyncio.sleep(RETRY_S)
         used = {name: sum(each.bytes_today for each in at._usage.values()) for name, at in self.admissions.items()}
         told = [
-            f"{name} has counted {count} bytes of a day"
+            f"{name} counts {count} bytes for the day"
             for name, count in used.items()
             if not 0 <= count <= (self.key.bytes_per_day or count)
         ]
         taken = {link.entry.name for ring in self.all_rings for link in ring.links if link.quarantined}
-        return [*told, *left_over(self), *(f"{name} is taken for a liar" for name in taken - self.liars)]
+        return [*told, *left_over(self), *(f"{name} is quarantined as a liar" for name in taken - self.liars)]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.kind == "move":

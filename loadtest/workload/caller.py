@@ -40,7 +40,7 @@ Answer = dict[str, Any]
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
     """Add `--router`, `--tls-ca` and `--insecure`."""
-    parser.add_argument("--router", metavar="HOST:PORT", help="a running deployment, instead of starting one")
+    parser.add_argument("--router", metavar="HOST:PORT", help="use a running deployment instead of starting one")
     add_client_options(parser)
 
 
@@ -58,7 +58,7 @@ class Access:
         security = security_of(options)
         if options.router is None:
             if security != LOOPBACK_ONLY:
-                raise InputError("--tls-ca and --insecure go with --router: what is started here needs neither")
+                raise InputError("--tls-ca and --insecure need --router: a deployment started here uses neither")
             return None
         check_target(options.router, security, "--router")
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
@@ -170,7 +170,7 @@ class Caller(Child):
             asked.set_exception(self._ended())
 
     def _ended(self) -> OnesweepError:
-        return OnesweepError(f"the client process of the benchmark ended (exit code {self.process.wait()})")
+        return OnesweepError(f"the client process of the benchmark exited with code {self.process.wait()}")
 
 
 def answer(client: Client, call: dict[str, Any]) -> Answer:

@@ -46,7 +46,7 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
     """The mode that generates with a bundle's copy alone; prints a sentence if there is none."""
     if holds_copy(checkpoint):
         return (COPY,)
-    say(f"{COPY} is left out: {NO_COPY}")
+    say(f"skipping {COPY}: {NO_COPY}")
     return ()
 
 

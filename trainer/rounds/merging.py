@@ -122,7 +122,7 @@ class UpdateScore:
     def __str__(self) -> str:
         if self.nats is None:
             return "it makes the loss on held-out text non-finite"
-        return f"it lowers the loss on held-out text by {self.nats:.4f} ± {self.error:.4f} nats"
+        return f"it changes the loss on held-out text by {-self.nats:+.4f} ± {self.error:.4f} nats"
 
 
 class HeldOut:

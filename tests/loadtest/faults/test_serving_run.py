@@ -60,9 +60,9 @@ def test_fates(answer: Answer, fate: Fate) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"last_state": RouterState(20.0, {"a-1": "lost"})}, "not usable at the end: a-1: lost"),
+        ({"last_state": RouterState(20.0, {"a-1": "lost"})}, "not ready at the end: a-1: lost"),
         ({"last_state": RouterState(20.0, {}, sessions=2)}, "2 sessions are still open on hosts after the last answer"),
-        ({"ended": {"a-2": "out of memory"}}, "a-2 had ended: out of memory"),
+        ({"ended": {"a-2": "out of memory"}}, "a-2 exited: out of memory"),
     ],
 )
 def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) -> None:

@@ -68,13 +68,13 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--mode", "swap"], "--mode has no 'swap' (did you mean sweep?); choose from sweep, chunked, "),
+        (["--mode", "swap"], "--mode: unknown value 'swap' (did you mean sweep?); choose from sweep, chunked, "),
         (["--profile", "moon"], "no profile 'moon'; there are "),
         (["--users", "0"], "--users must each be a whole number from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
-        (["--router", "127.0.0.1:1"], "--router names a deployment that is there: leave out --hosts, --checkpoint"),
+        (["--router", "127.0.0.1:1"], "--router names a running deployment: omit --hosts, --checkpoint"),
     ],
 )
 def test_mistakes_end_in_a_sentence_before_anything_starts(

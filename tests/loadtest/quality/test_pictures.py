@@ -47,7 +47,7 @@ def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_pa
     save_judge(train_judge(pictures, epochs=30), path, pictures)
     judge, _ = load_judge(path)
     assert (judge.look(pictures.test.pixels)[1] == pictures.test.labels.numpy()).mean() > 0.9
-    with pytest.raises(InputError, match=r"the judge knows pictures of \(1, 8, 8\), these have \(1, 9, 8\)"):
+    with pytest.raises(InputError, match=r"the judge needs pictures of \(1, 8, 8\), but these have \(1, 9, 8\)"):
         judge.look(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -55,7 +55,7 @@ def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_pa
     with pytest.raises(ResumeError, match="do not match the recorded SHA-256"):
         load_judge(path)
     save_state(path, {}, {})
-    with pytest.raises(ResumeError, match="is no judge"):
+    with pytest.raises(ResumeError, match="is not a judge"):
         load_judge(path)
 
 
@@ -80,7 +80,7 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (["--modes", "chian"], "unknown mode 'chian' in --modes (did you mean chain?)"),
-        (["--write", "frontier.json"], "--write is for text"),
+        (["--write", "frontier.json"], "--write needs --prompts"),
         (["--judge", __file__], "cannot read"),
     ],
 )

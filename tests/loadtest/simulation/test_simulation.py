@@ -81,7 +81,7 @@ def test_time_jumps_to_the_next_timer_and_a_process_that_stands_still_runs_later
 
 
 def test_a_wait_for_nothing_ends_in_an_error() -> None:
-    with virtual_time() as loop, pytest.raises(RuntimeError, match="what nobody will do"):
+    with virtual_time() as loop, pytest.raises(RuntimeError, match="is deadlocked"):
         loop.run_until_complete(loop.create_future())
 
 
@@ -188,7 +188,7 @@ def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
             commit(store, record)
 
     monkeypatch.setattr(Store, "commit", forgetful)
-    assert "is not there" in " ".join(trouble(weights, Schedule(0, (), (), (), trains=True)))
+    assert "is not stored" in " ".join(trouble(weights, Schedule(0, (), (), (), trains=True)))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
     [
         (Suspects, "add", lambda *_: None, "takes a link that lost work a moment ago"),
         (Tries, "_blame", lambda self, of, *_: self.blamed.update(e.entry.address for e in of.path), "avoids"),
-        (SessionStore, "release", lambda *_: False, "keeps a session that it said is over"),
+        (SessionStore, "release", lambda *_: False, "keeps a session that it reported as over"),
     ],
 )
 def test_what_must_hold_of_every_try(

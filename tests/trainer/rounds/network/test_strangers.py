@@ -64,7 +64,7 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
         assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "nobody waits for who is expelled"
     until(lambda: net.ledger.round("block-0") == MAX_STRIKES + 2)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
-    assert liar.problem.startswith(f"left out of version {MAX_STRIKES} of block-0: it takes -")
+    assert f"version {MAX_STRIKES} of block-0: it changes the loss on held-out text by +" in liar.problem
     net.end()
     net = network(config, **changes)  # begun anew, it knows
     code, said = refused(lambda: net.join("eve"))
