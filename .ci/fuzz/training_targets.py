@@ -194,7 +194,7 @@ class Training:
         member = run.members.at(Place(0, 0))
         assert member is not None
         held = [rounds_pb2.Held(part=part)]
-        order: Any = run._filled(rounds_pb2.Order(round=0), part, {})
+        order: Any = run._fill_order(rounds_pb2.Order(round=0), part, {})
         yield [joining]
         yield [rounds_pb2.NextRequest(worker="w0", lease=member.lease, after=0, held=held)]
         yield from ([rounds_pb2.FetchRequest(name=name)] for name in (order.base.files[0].name, "features-0"))

@@ -24,7 +24,7 @@ from stages.wire.status import DecodeErrors, with_decode_errors
 from stages.wire.tokens import Keyring
 from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus, load_corpus
-from trainer.rounds.client import AWAY
+from trainer.rounds.client import RETRIABLE
 from trainer.rounds.codecs import CODECS, scale
 from trainer.rounds.coordinator import TICK_S, Coordinator
 from trainer.rounds.publishing import Publisher
@@ -152,7 +152,7 @@ class TrainingWorld(FaultyWorld):
             try:
                 await self._in_one_place(name, disk, stub)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (*AWAY, *BACK_LATER):
+                if error.code() not in (*RETRIABLE, *BACK_LATER):
                     raise
                 await asyncio.sleep(PAUSE_S)
 

@@ -154,8 +154,8 @@ class Run:
     def _loop(self) -> dict[str, float]:
         saved_at, steps = time.monotonic(), self.config.steps
         # A log file gets a line every half minute, a terminal one a second.
-        often_s = 1.0 if sys.stderr.isatty() else 30.0
-        with tqdm(total=steps, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
+        log_interval_s = 1.0 if sys.stderr.isatty() else 30.0
+        with tqdm(total=steps, initial=self.step, desc=self.task.name, unit="step", mininterval=log_interval_s) as bar:
             while self.step < steps:
                 record = train_step(self.task, self.optimizers, self.config, self.step)
                 now, self.step = time.monotonic(), self.step + 1

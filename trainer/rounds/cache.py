@@ -17,14 +17,14 @@ from trainer.blocks.config import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
 from trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive
-from trainer.rounds.parts import FEATURES, FeatureFormat, Learner, is_fed, passes_on, tidy
+from trainer.rounds.parts import FEATURES, FeatureFormat, Learner, reads_features, sends_features, tidy
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.transfer import PIECE_BYTES, size_of
 from trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 FOLDER = "features"
-LOOK_S = 0.01  # pause between two checks for a step's features
+POLL_S = 0.01  # pause between two checks for a step's features
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,16 @@ class FeatureClient:
         """:param learner: its part reads features from here and passes features on to here, if parts do so."""
         self._client, self._worker, self._place, self._directory = client, settings.name, place, settings.state / FOLDER
         config, neighbours = learner.config, learner.part.neighbours
-        self._reads, self._makes = is_fed(config, place.part), passes_on(config, place.part)
+        self._reads, self._makes = reads_features(config, place.part), sends_features(config, place.part)
         self._format, self._threads = FeatureFormat.of(config), ThreadPoolExecutor(4, "features")
         self._round, self._made = 0, 0  # the round, and the bytes made in it
         self._turn = object()  # replaced whenever a round begins or ends
         self._fetched = self._passed = Future[None]()
         self._changed = threading.Condition()
         if self._reads:
-            neighbours.feed = self._read
+            neighbours.read = self._read
         if self._makes:
-            neighbours.pass_on = self._write
+            neighbours.send = self._write
 
     def resumes(self, round_: int | None, steps: int) -> bool:
         """Resume a round of which `steps` steps are made; False if it cannot be trained to its end."""
@@ -135,7 +135,7 @@ class FeatureClient:
             return True
         if self._fetched.done():
             self._fetched.result()
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         return False
 
     def settle(self) -> None:

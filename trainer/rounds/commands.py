@@ -61,7 +61,7 @@ def add_status(rounds: argparse.ArgumentParser) -> None:
     add_token_options(rounds)
 
 
-def has_strangers(settings: CoordinatorSettings) -> bool:
+def is_open_to_others(settings: CoordinatorSettings) -> bool:
     """True if other owners' workers may join: with tokens, certificates, or plain text beyond this machine."""
     return settings.tokens is not None or settings.security != LOOPBACK_ONLY
 
@@ -74,7 +74,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
     config = config_of(options)
     if config.rounds.robust == "auto":
-        scored = has_strangers(settings) and (options.data is not None or not settings.own_data)
+        scored = is_open_to_others(settings) and (options.data is not None or not settings.own_data)
         config = replace(config, rounds=replace(config.rounds, robust="scored" if scored else "none"))
     if config.rounds.robust == "scored" and settings.own_data and options.data is None:
         raise ConfigError(

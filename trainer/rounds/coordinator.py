@@ -23,7 +23,7 @@ from trainer.rounds.members import Member, Members
 from trainer.rounds.merging import MAX_STRIKES, HeldOut
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.schedule import RoundSchedule, put_back
+from trainer.rounds.schedule import RoundSchedule, state_mismatch
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.v1 import rounds_pb2
@@ -76,7 +76,7 @@ class Coordinator:
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         # The rounds that each part's waiting workers have done.
-        self._asked: dict[str, list[int]] = {part: [] for part in spec.parts}
+        self._waiting: dict[str, list[int]] = {part: [] for part in spec.parts}
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = self.schedule.closed // settings.publish_every
         self._changed = asyncio.Event()
@@ -87,9 +87,9 @@ class Coordinator:
         """Raises StatusError, CheckpointError. :param key: the key that the worker presented."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
-            raise put_back("your state is from before the directory of this run was lost or replaced")
+            raise state_mismatch("your state is from before the directory of this run was lost or replaced")
         wanted = request.part if request.HasField("part") else None
-        async with self._members_kept():
+        async with self._saving_members():
             device, stands_by = request.device[:64], request.stands_by
             member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
             # a key carries its record to any part; a place has only its own
@@ -121,8 +121,8 @@ class Coordinator:
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
         with contextlib.ExitStack() as stack:
             if not self.schedule.is_answered(part, done):
-                self._asked[part].append(done)
-                stack.callback(self._asked[part].remove, done)
+                self._waiting[part].append(done)
+                stack.callback(self._waiting[part].remove, done)
             while True:
                 changed = self._changed
                 if (answer := await self._answer(member, part, done, request, deadline)) is not None:
@@ -149,16 +149,16 @@ class Coordinator:
         self, member: Member, part: str, done: int, request: rounds_pb2.NextRequest, deadline: float
     ) -> rounds_pb2.NextResponse | None:
         """The answer for a worker that has done this round; None while it has to wait."""
-        wanted = self.schedule.wanted_round(member, part, done)
+        wanted = self.schedule.round_to_train(member, part, done)
         if wanted is None:
             return rounds_pb2.NextResponse(end=rounds_pb2.End())
         if self.schedule.may_begin(member, part, wanted):
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
-                order = await in_thread(self._filled, Order(round=wanted), part, held)
+                order = await in_thread(self._fill_order, Order(round=wanted), part, held)
             if order is None:  # the round was closed meanwhile, so it does not begin
                 return None
-            member.begins(wanted)
+            member.record_order(wanted)
             return rounds_pb2.NextResponse(order=order)
         if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, wanted):
             return rounds_pb2.NextResponse(pause=rounds_pb2.Pause())
@@ -191,7 +191,7 @@ class Coordinator:
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
         """Raises StatusError."""
         member = self.called(request.worker, request.lease)
-        async with self._members_kept():
+        async with self._saving_members():
             self.members.leave(member)
         log.info("%s left %s", member.worker, self.spec.parts[member.place.part])
         return rounds_pb2.LeaveResponse()
@@ -204,11 +204,11 @@ class Coordinator:
             member = self.called(submission.worker, submission.lease)
             part = self.spec.parts[member.place.part]
             self.schedule.check_known(part, submission.round, submission.base_version)
-            verdict = self.intake.known(member, submission)
+            verdict = self.intake.early_verdict(member, submission)
             if verdict is None:
                 payload, now_s = await in_thread(read), self.clock()
                 verdict = await in_thread(self.intake.judge, part, submission, payload, now_s, member.voter)
-            member.was_told(submission.round, verdict)
+            member.record_verdict(submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
         self._notify()
@@ -260,7 +260,7 @@ class Coordinator:
         self.problem = str(error)
 
     async def _close_if_due(self, part: str) -> None:
-        if any(self.schedule.is_answered(part, done) for done in self._asked[part]):
+        if any(self.schedule.is_answered(part, done) for done in self._waiting[part]):
             return  # a worker that waited for this version begins with it before the next one exists
         self.ledger.expect(part, self.schedule.expected(part))
         async with self.ledger_lock:
@@ -300,7 +300,7 @@ class Coordinator:
     def _is_expelled(self, member: Member) -> bool:
         return member.voter in self.ledger.expelled([self.spec.parts[member.place.part]])
 
-    def _filled(self, order: Order, part: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
+    def _fill_order(self, order: Order, part: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
         if self.ledger.round(part) > order.round:
             return None
         self.ledger.begin(part, self.clock())
@@ -310,7 +310,7 @@ class Coordinator:
         return order
 
     @contextlib.asynccontextmanager
-    async def _members_kept(self) -> AsyncGenerator[None]:
+    async def _saving_members(self) -> AsyncGenerator[None]:
         """Save the changes of places made inside the block at its end, and judge no update meanwhile."""
         async with self.ledger_lock:
             yield

@@ -13,16 +13,16 @@ from stages.errors import DataError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import Tensors, add, load
-from trainer.rounds.parts import PartTask, see
+from trainer.rounds.parts import PartTask, load_copies
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share, Update
 
 MIN_NORMS = 3  # updates needed to know the usual norm
 # Local steps in which training may move a part by its own norm; `norm_limit` times that is absurd.
-STEPS_A_LENGTH = 100
+STEPS_PER_NORM = 100
 
 
-def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
+def round_problem(update: Update, open_round: int, settings: RoundSettings) -> str | None:
     """A sentence about a wrong round or version of an update; None if they are right."""
     if not 0 <= update.round <= open_round:
         return f"round {update.round} of {update.part} is not open; the open round is {open_round}"
@@ -39,7 +39,7 @@ def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str
     return None
 
 
-def wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+def norm_problem(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
     """A sentence about a wrong norm `length` of an update; None if it is right.
 
     begun: the part's initial norm; known: norms of the updates accepted before.
@@ -49,7 +49,7 @@ def wrong_norm(length: float, begun: float, known: Sequence[float], settings: Ro
     if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
         return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
     # the first updates have no usual norm to compare with, and half of the workers can raise it little by little
-    most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_A_LENGTH)
+    most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_PER_NORM)
     if 0 < most < length:
         return f"the update's norm is {length:.3g}; a part of norm {begun:.3g} may move by at most {most:.3g} at once"
     return None
@@ -102,7 +102,7 @@ Loss = Callable[[Tensors], Sequence[float]]  # nats of a part's weights, on the 
 
 BATCHES = 8  # of a worker's batch size; a merge of M voters takes at most 3 M times as many forward passes
 WINDOWS = 16  # least windows of held-out text: a worker that knows them could memorize fewer
-DOUBT = 3.0  # standard errors within which a difference proves nothing
+MARGIN = 3.0  # standard errors within which a difference proves nothing
 # Share of the others' gain that a voter may cost: the longest step is often best for a round, the mean for a run.
 SLACK = 0.1
 # Merges after which a voter has its full weight: before, this many newcomers together weigh as much as one worker.
@@ -151,7 +151,7 @@ class HeldOut:
             task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
         # Workers began the round with the other parts of that time. Combined with parts that have already closed the
         # round, honest work of a pipeline raises the loss, because these were trained to fit its old weights.
-        see(task, {name: self.weights(name, beside=part) for name in task.copies})
+        load_copies(task, {name: self.weights(name, at_start_of=part) for name in task.copies})
 
         def measure(weights: Tensors) -> list[float]:
             load(task.module, weights)
@@ -200,7 +200,7 @@ def admit(
     alone = {v: loss(add(theta, s.delta, -s.weight / total)) for v, s in shares.items()}
     gains = {v: [a - b for a, b in zip(before, after, strict=True)] for v, after in alone.items()}
     # Only voters with a record get the benefit of the doubt: many newcomers, each a little harmful, would cost nothing.
-    kept = sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: fmean(gains[v]))
+    kept = sorted((v for v in gains if _bound(gains[v], MARGIN * trust(v)) > 0), key=lambda v: fmean(gains[v]))
 
     def measured(voters: Sequence[str]) -> Sequence[float]:
         return loss(step([shares[voter] for voter in voters])) if voters else before
@@ -211,11 +211,11 @@ def admit(
     for voter in sorted(rests, key=lambda v: (math.isnan(mean := fmean(rests[v])), mean)):
         others = [other for other in kept if other != voter]
         rest = rests[voter] if len(kept) == len(rests) else measured(others)
-        if _most([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
+        if _bound([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
             break
         kept, found = others, rest
-    taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
-    return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
+    any_helped = any(-_bound([-nats for nats in gain]) > 0 for gain in gains.values())
+    return {v: UpdateScore(*_mean(gain), v in kept, any_helped and not _bound(gain) > 0) for v, gain in gains.items()}
 
 
 def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
@@ -225,7 +225,7 @@ def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
     return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 
-def _most(gains: Sequence[float], doubt: float = DOUBT) -> float:
+def _bound(gains: Sequence[float], doubt: float = MARGIN) -> float:
     """Mean gain that paired batches do not rule out, within `doubt` errors; NaN if a gain is not finite."""
     mean, error = _mean(gains)
     return math.nan if mean is None else mean + doubt * error

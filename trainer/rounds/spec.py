@@ -26,7 +26,7 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import json_digest
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, is_fed, stage_name
+from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, reads_features, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
 
@@ -146,7 +146,7 @@ class RunSpec:
         if isinstance(module, ArModel):
             return ArPart(AR, module, corpus, config)
         if isinstance(module, ArStage):
-            first = index if is_fed(config, index) else 0
+            first = index if reads_features(config, index) else 0
             copies = [ArStage(config.architecture, i) for i in range(first, parts) if i != index]
             return StagePart(module, copies, corpus, config)
         assert isinstance(module, Block)

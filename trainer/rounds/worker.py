@@ -20,7 +20,7 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from trainer.rounds.codecs import Tensors
-from trainer.rounds.parts import see
+from trainer.rounds.parts import load_copies
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.worker_state import STATE_NAME, WorkerProgress, WorkerRounds, load_worker, save_worker
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # Groups of a worker's state in addition to those of its rounds: weights and inner optimizer.
 MODULE, OPTIMIZER = "module", "optimizer"
-AGAIN_S = 0.2
+RETRY_S = 0.2
 LOCK_NAME = "worker.lock"
 
 
@@ -163,7 +163,7 @@ class Worker:
 
     def _next_round(self) -> bool:
         """Hand in a pending update, and begin the next round or resume the current one; False at the end."""
-        self._hand_in()
+        self._submit()
         while True:
             self.doing, finished = rounds_pb2.DOING_WAITING, self.progress.finished
             request = rounds_pb2.NextRequest(
@@ -188,7 +188,7 @@ class Worker:
                 self._start_round(order)
         except FileGoneError as error:  # probably there is a newer version
             log.info("%s", error)
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
             return False
         return True
 
@@ -208,7 +208,7 @@ class Worker:
         if {wanted.part for wanted in order.copies} != set(self.learner.part.copies):
             raise ServiceError(f"{self.client.address} did not send the copies that {self.part} needs: it is damaged")
         copies = {wanted.part: self.cache.fetch(wanted, self.run_settings.down_codec) for wanted in order.copies}
-        see(self.learner.part, copies)
+        load_copies(self.learner.part, copies)
 
     def _train(self) -> bool:
         """Do the steps of a round; False if it is given up."""
@@ -272,7 +272,7 @@ class Worker:
 
     # Handing in
 
-    def _hand_in(self) -> None:
+    def _submit(self) -> None:
         """Send a pending update until there is a verdict. Raises LeaseLostError, Interrupted, ServiceError."""
         pending, payload = self.progress.pending, self.rounds.payload
         if pending is None:

@@ -10,7 +10,7 @@ from tests.trainer.small import tensors, update
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm, receive, scale, subtract
-from trainer.rounds.ledger import REMEMBERED, Ledger
+from trainer.rounds.ledger import HISTORY_SIZE, Ledger
 from trainer.rounds.store import Store
 
 
@@ -76,7 +76,7 @@ def test_no_update_goes_further_than_its_part_is_long() -> None:
     assert [sent(ledger(), 0, 0, begun * factor) for factor in (9.9, 10.1)] == ["accepted", "refused"]
     assert sent(ledger(steps_per_round=300), 0, 0, 29.0 * begun) == "accepted", "long rounds go further"
     ours, length = ledger(), 1.0
-    for number in range(REMEMBERED):  # one of two, who is longer from round to round
+    for number in range(HISTORY_SIZE):  # one of two, who is longer from round to round
         assert sent(ours, number, 0, 1.0) == "accepted"
         if sent(ours, number, 1, length) == "accepted":
             length *= 5

@@ -175,7 +175,7 @@ def test_what_a_round_began_with_outlasts_a_restart() -> None:
     for number in range(KEPT_VERSIONS):
         for each in (ours, Ledger(settings, begun, store, "run")):
             each.begin("b", 1.0)  # the first one decides
-            assert digest(each.weights("a", beside="b")) == digest(begun["a"])
+            assert digest(each.weights("a", at_start_of="b")) == digest(begun["a"])
         ours.accept(update(number, part="a"), 1.0)
         ours.close("a", 1.0)
-    assert digest(ours.weights("a", beside="b")) != digest(begun["a"]), "that is kept no more"
+    assert digest(ours.weights("a", at_start_of="b")) != digest(begun["a"]), "that is kept no more"

@@ -16,7 +16,7 @@ from stages.wire.status import StatusError
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, pieces, refused, submit
 from tests.trainer.small import rounds_config
-from trainer.rounds.service import MAX_ALIKE, NewestCalls
+from trainer.rounds.service import MAX_CALLS, NewestCalls
 from trainer.rounds.store import audit
 from trainer.v1 import rounds_pb2
 
@@ -143,12 +143,12 @@ def test_the_newest_counts_and_too_many_are_refused() -> None:
         first = stack.enter_context(streams.begin("a"))
         other = stack.enter_context(streams.begin("b"))
         first()
-        newest = [stack.enter_context(streams.begin("a")) for _ in range(MAX_ALIKE - 1)][-1]
+        newest = [stack.enter_context(streams.begin("a")) for _ in range(MAX_CALLS - 1)][-1]
         newest(), other()
         with pytest.raises(StatusError, match="a newer call has replaced this one") as caught:
             first()
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        with pytest.raises(StatusError, match=f"{MAX_ALIKE} identical calls are already open"), streams.begin("a"):
+        with pytest.raises(StatusError, match=f"{MAX_CALLS} identical calls are already open"), streams.begin("a"):
             pass
         newest()
     with streams.begin("a") as again:

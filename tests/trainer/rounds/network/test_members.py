@@ -61,7 +61,7 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
 
 def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
     gone = members.join("a", 0, 0.0)
-    gone.has_finished(3)
+    gone.record_finished(3)
     members.join("b", 0, 8.0)
     taken = members.join("c", 0, 12.0)
     assert taken.place == gone.place
@@ -71,9 +71,9 @@ def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
 
 def test_a_lease_that_ran_out_holds_until_somebody_takes_the_place(members: Members) -> None:
     a = members.join("a", 0, 0.0)
-    assert not members.is_here(a, 50.0)
+    assert not members.is_present(a, 50.0)
     assert members.called("a", a.lease, 50.0) is a
-    assert members.is_here(a, 50.0)
+    assert members.is_present(a, 50.0)
 
 
 def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
@@ -101,7 +101,7 @@ def test_places_outlive_the_coordinator(members: Members) -> None:
 
 def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(members: Members) -> None:
     first = members.join("a", 0, 0.0)
-    first.has_finished(3)
+    first.record_finished(3)
     members.leave(first)
     members.join("b", 0, 0.0), members.join("c", 0, 0.0)
     members.store.save_members(members.records())
@@ -112,15 +112,15 @@ def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(memb
 def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: Members) -> None:
     member = members.join("ann", None, 0.0)
     assert not member.is_late(0)
-    member.begins(3)
+    member.record_order(3)
     assert (member.is_late(3), member.is_late(4)) == (False, True)
     member.beat = rounds_pb2.BeatRequest(doing=rounds_pb2.DOING_TRAINING, round=3, steps=5)
     assert member.is_late(4)
-    member.has_finished(3)
+    member.record_finished(3)
     assert (member.is_late(4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
     assert member.is_late(5), "it does not come for more"
-    member.begins(4)
-    member.has_finished(3)  # told again
+    member.record_order(4)
+    member.record_finished(3)  # told again
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
 
 

@@ -14,7 +14,7 @@ from stages.wire.tls import Security, Tls
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
-from trainer.rounds.commands import has_strangers
+from trainer.rounds.commands import is_open_to_others
 from trainer.rounds.merging import MAX_STRIKES
 from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.store import audit
@@ -92,7 +92,7 @@ def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, oneswee
     ],
 )
 def test_strangers_are_who_may_come_from_elsewhere(settings: CoordinatorSettings, scored: bool) -> None:
-    assert has_strangers(settings) is scored
+    assert is_open_to_others(settings) is scored
 
 
 def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:
