@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import MAX_SEED, BenchReport, check_names, origin, say, settings_record
+from loadtest.commands import MAX_SEED, BenchReport, check_names, echo, origin, settings_record
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access, RouterState, add_access_options
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
@@ -40,7 +40,7 @@ def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> 
     print(report.table)
     if options.json:
         write_destination(options.json, json.dumps(head | report.record, indent=2) + "\n")
-    return 0 if report.holds else 1
+    return 0 if report.passed else 1
 
 
 def absolute(text: str) -> Path:
@@ -157,10 +157,10 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
 
 
 def run_wan(options: argparse.Namespace) -> int:
-    from loadtest.latency.run import measure_wan, settled
+    from loadtest.latency.run import measure_wan, with_defaults
 
     settings = from_flags(WanSettings, options, lengths=options.lengths)
-    return run_bench(options, lambda: measure_wan(settled(settings)))
+    return run_bench(options, lambda: measure_wan(with_defaults(settings)))
 
 
 # `bench loadtest`: many users at once.
@@ -202,16 +202,16 @@ def _measure_load(settings: LoadSettings) -> BenchReport:
 
     s, results = settings, list[LoadResult]()
     if s.target.access is None:
-        say(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
+        echo(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
     with open_testbed(s.target) as target:
         facts = target.caller.facts()
-        say(f"{target.access.router} accepts {facts.request_limit} requests at once ...")
+        echo(f"{target.access.router} accepts {facts.request_limit} requests at once ...")
         cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
         texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
         for mode, users in product(modes, sorted({*s.users})):
-            say(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
+            echo(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
             results.append(run_load(s, texts, mode, users))
-            say(run_line(results[-1]))
+            echo(run_line(results[-1]))
     of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
     knees = [find_knee(each) for each in of_modes]
     notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
@@ -223,7 +223,7 @@ def _measure_load(settings: LoadSettings) -> BenchReport:
     failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
     if trouble := failed + lost + wrong:  # a sound deployment answers everything
         notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
-    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, holds=not trouble)
+    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, passed=not trouble)
 
 
 def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
@@ -272,10 +272,10 @@ def run_chaos(options: argparse.Namespace) -> int:
             raise InputError("--simulate accepts only --seed and --schedules: omit the other options")
         from loadtest.simulation.search import search
 
-        return run_bench(options, lambda: search(settings.schedules, settings.seed, say))
+        return run_bench(options, lambda: search(settings.schedules, settings.seed, echo))
     from loadtest.faults.serving_run import chaos, serving_report
 
-    return run_bench(options, lambda: serving_report(chaos(settings, say)))
+    return run_bench(options, lambda: serving_report(chaos(settings, echo)))
 
 
 # `bench quality`: text and pictures, scored by judges.

@@ -42,7 +42,7 @@ class BenchReport:
 
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
-    holds: bool = True  # False if something happened that must not: sets the exit code
+    passed: bool = True  # False if something happened that must not: sets the exit code
 
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
@@ -51,7 +51,7 @@ class BenchReport:
         return cls("\n".join(aligned(cells, ruled=True)), record)
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Print a line at once, even into a pipe."""
     print(text, flush=True)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from loadtest.commands import Row, say
+from loadtest.commands import Row, echo
 from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
@@ -67,7 +67,7 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     ring = local_topology(hosts, parts, settings.checkpoint, free_port_block(hosts + 1) + 1)
     subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
     all_cores = torch.get_num_threads()
-    say(f"{hosts} hosts on loopback; keep the machine idle ...")
+    echo(f"{hosts} hosts on loopback; keep the machine idle ...")
     with temporary_deployment(ring, settings.checkpoint) as deployment:
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
         idle = _idle_rows(deployment)

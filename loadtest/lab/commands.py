@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import NoReturn
 
-from loadtest.commands import say
+from loadtest.commands import echo
 from loadtest.lab.lab import RECORD, find_lab, temporary_lab
 from loadtest.lab.namespaces import LabError
 from loadtest.lab.profile import profile_named
@@ -15,7 +15,7 @@ from stages.errors import InputError
 from stages.signals import ends_cleanly
 from stages.wire.secret_files import make_state_directory, state_directory, write_file
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 def add_wan_up(up: argparse.ArgumentParser) -> None:
@@ -38,10 +38,10 @@ def run_wan_up(options: argparse.Namespace) -> int:
     with ends_cleanly(), temporary_lab(profile, options.hosts) as lab:
         try:
             write_file(record, json.dumps(asdict(lab)).encode())
-            say(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
-            say("`onesweep wan exec NODE -- COMMAND` runs a program inside; Ctrl-C here stops the network")
+            echo(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
+            echo("`onesweep wan exec NODE -- COMMAND` runs a program inside; Ctrl-C here stops the network")
             while lab.is_up:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         finally:
             record.unlink(missing_ok=True)
     raise LabError("the lab process has ended, so the network is gone")

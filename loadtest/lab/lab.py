@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from loadtest.lab.forwarder import give_order
+from loadtest.lab.forwarder import send_order
 from loadtest.lab.namespaces import TUN, LabError
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
@@ -64,10 +64,10 @@ class Lab:
         inside = ["nsenter", f"--net={self._place(node).namespace}", "--"]
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
-    def cut(self, one: str, other: str, lasts: bool = True) -> None:
+    def cut(self, one: str, other: str, is_cut: bool = True) -> None:
         """Drop every packet between two nodes, or deliver them again. Raises InputError or LabError."""
         ends = (self.address(one), self.address(other))
-        give_order(self.pid, [ends, ends[::-1]], lasts)
+        send_order(self.pid, [ends, ends[::-1]], is_cut)
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
@@ -89,8 +89,8 @@ def lab_problem() -> str:
     trial = ["unshare", "--net", "ip", "tuntap", "add", "dev", "wan", "mode", "tun"]
     done = subprocess.run(trial, capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        return f"this user cannot create network namespaces ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
+        message = " ".join(done.stderr.split())
+        return f"this user cannot create network namespaces ({message}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
     return ""
 
 

@@ -116,7 +116,7 @@ class Window:
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
-    def holds(self, sample: LoadSample) -> bool:
+    def contains(self, sample: LoadSample) -> bool:
         """True if the request began in the window."""
         return self.begin_s <= sample.begin_s < self.end_s
 

@@ -70,7 +70,7 @@ class UserLog:
         self.closed = True
 
 
-class Asker(User):
+class LoadUser(User):
     """A user who requests a text, waits for it, and requests the next."""
 
     abstract = True
@@ -104,8 +104,8 @@ class Asker(User):
 
 def run_crowd(plan: LoadPlan) -> Recording:
     ledger = UserLog()
-    with Client(plan.access.router, **plan.access.who()) as client:
-        kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
+    with Client(plan.access.router, **plan.access.client_options()) as client:
+        kind = type("GenerateUser", (LoadUser,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
         environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + AFTER_S)
         environment.events.test_stopping.add_listener(ledger.close)
         runner = environment.create_local_runner()

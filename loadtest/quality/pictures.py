@@ -76,10 +76,10 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     if not s.judge.exists():  # a missing judge is trained on the training pictures and stored
         save_judge(train_judge(pictures, EPOCHS), s.judge, pictures)
     judge, name = load_judge(s.judge)
-    real, _ = judge.look(pictures.test.pixels)
+    real, _ = judge.classify(pictures.test.pixels)
 
     def row(mode: str, levels: int | None, pixels: torch.Tensor, labels: Sequence[int]) -> PictureRow:
-        features, found = judge.look(pixels)
+        features, found = judge.classify(pixels)
         low, high = distance_interval(features, real)
         accuracy = float((found == np.asarray(labels)).mean())
         return PictureRow(mode, levels, len(pixels), frechet_distance(features, real), low, high, accuracy)
@@ -117,7 +117,7 @@ def _drawn(
 ) -> dict[tuple[ModeVariant, int], list[DrawnPictures]]:
     """Draw at least `count` pictures, one of every class per request. Raises OnesweepError."""
     requests = -(-settings.count // len(classes))
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(settings.in_flight) as threads:
+    with Client(access.router, **access.client_options()) as client, ThreadPoolExecutor(settings.in_flight) as threads:
         status = client.status()
         if tuple(status.pictures.classes) != classes:
             raise InputError(
@@ -172,7 +172,7 @@ class PictureJudge(nn.Module):
         return features, self.head(F.dropout(features, 0.3, self.training))
 
     @torch.inference_mode()
-    def look(self, pixels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def classify(self, pixels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Features (pictures, 64) and classes (pictures,). Raises InputError for pictures of another size."""
         if pixels.shape[1:] != self.size:
             raise InputError(

@@ -248,7 +248,7 @@ def generate_all(
                     progress(1)
                     return result
 
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(in_flight) as threads:
+    with Client(access.router, **access.client_options()) as client, ThreadPoolExecutor(in_flight) as threads:
         # one of each first: a refusal shows at once, not after an hour of other requests
         first = {variant: one(variant, 0) for variant in variants}
         others = range(1, len(passages))

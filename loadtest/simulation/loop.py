@@ -205,7 +205,7 @@ def virtual_time() -> Iterator[VirtualLoop]:
 
 
 @contextmanager
-def quiet() -> Iterator[list[str]]:
+def captured_log() -> Iterator[list[str]]:
     """Log only errors in the block, into the list: a schedule's faults cause none."""
     said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
     errors = logging.Handler(logging.ERROR)

@@ -242,7 +242,7 @@ class WatchedRing(Ring):
         super().__init__(**how)
         self.place, self.hit, self.problems = place, hit, problems
         self.tries = dict[str, Try]()  # by the session's name on the hosts
-        self._lost_until, self._told_until = dict[Pair, float](), dict[Pair, float]()
+        self._lost_until, self._suspect_until = dict[Pair, float](), dict[Pair, float]()
         self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session reads of it
         self._is_silent = False  # the router is leaving a silent host
         self._ended_at = dict[Session, float]()  # end of its last try
@@ -261,7 +261,7 @@ class WatchedRing(Ring):
             elif event.fault.lost and not self.tries[attempt.name].is_lost:
                 self.tries[attempt.name].is_lost = True
                 source = next((link.entry.address for link in path if link.entry.name == event.fault.host), "")
-                until_s = self._told_until[source, event.fault.lost] = monotonic() + SUSPECT_S
+                until_s = self._suspect_until[source, event.fault.lost] = monotonic() + SUSPECT_S
                 self._unread.setdefault(session, {})[source, event.fault.lost] = until_s
             receive(attempt, event)
 
@@ -292,7 +292,7 @@ class WatchedRing(Ring):
             avoid = [*tries.blamed, *tries.blamed, *slow] if slow else [*tries.blamed, *targets]
             other = self.choose(session.weights, avoid) or path
         addresses, others = ({link.entry.address for link in way} for way in (path, other))
-        wrong = {
+        rules = {
             "begins another try while one has not failed": begun_at
             and (len(begun_at) > 1 or max(tries.failed_on.values(), default=0.0) > max(begun_at)),
             "makes too many second tries": self._second_tries > self.hedging._most + HEDGE_SHARE * self._results,
@@ -305,10 +305,10 @@ class WatchedRing(Ring):
             and not others & (targets | tries.blamed)
             and not self._lost_targets(other),
             "avoids a link that lost work long ago": self.place not in self.hit  # otherwise its clock may have jumped
-            and any(self._told_until.get(pair, 0.0) + MAX_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
+            and any(self._suspect_until.get(pair, 0.0) + MAX_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
         }
         names = " - ".join(link.entry.name for link in path)
-        self.problems += [f"{self.place} {what}, on {names}" for what, is_so in wrong.items() if is_so]
+        self.problems += [f"{self.place} {what}, on {names}" for what, is_broken in rules.items() if is_broken]
 
     def _lost_targets(self, path: HostPath) -> set[str]:
         """Target addresses of a path's links that lost work a moment ago."""

@@ -63,7 +63,7 @@ class Access:
         check_target(options.router, security, "--router")
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
 
-    def who(self) -> dict[str, Any]:
+    def client_options(self) -> dict[str, Any]:
         return {"tls": Tls(Path(self.authority)) if self.authority else None, "insecure": self.insecure}
 
 
@@ -218,7 +218,7 @@ def main() -> None:
     """Answer lines until standard input ends."""
     access, printing = Access(**json.loads(sys.stdin.readline())), threading.Lock()
 
-    def tell(number: int, call: dict[str, Any] | None) -> None:
+    def respond(number: int, call: dict[str, Any] | None) -> None:
         try:
             answered = asdict(RouterState.of(client)) if call is None else answer(client, call)
         except Exception:  # else the parent would wait for this answer for ever
@@ -227,9 +227,9 @@ def main() -> None:
         with printing:
             print(json.dumps([number, answered]), flush=True)
 
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(MAX_AT_ONCE) as threads:
+    with Client(access.router, **access.client_options()) as client, ThreadPoolExecutor(MAX_AT_ONCE) as threads:
         for line in sys.stdin:
-            threads.submit(tell, *json.loads(line))
+            threads.submit(respond, *json.loads(line))
 
 
 if __name__ == "__main__":

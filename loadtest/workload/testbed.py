@@ -178,11 +178,11 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
         def served(pattern: str) -> str:
             """Wait for server output that matches, past or future."""
             while True:
-                said = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
-                if found := re.search(pattern, said[ROUTER]):
+                logs = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
+                if found := re.search(pattern, logs[ROUTER]):
                     return found[0]
                 if ended := [node for node, process in running.items() if process.poll() is not None]:
-                    raise ServiceError(f"{ended[0]} exited: {' '.join(said[ended[0]].split()[-40:])}")
+                    raise ServiceError(f"{ended[0]} exited: {' '.join(logs[ended[0]].split()[-40:])}")
                 time.sleep(POLL_S)
 
         at = ["--listen", f"{lab.address(ROUTER)}:{port + 2}", "--port", port, "--http", f"127.0.0.1:{port + 1}"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loadtest.commands import say
+from loadtest.commands import echo
 from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
@@ -46,7 +46,7 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
     """The mode that generates with a bundle's copy alone; prints a sentence if there is none."""
     if holds_copy(checkpoint):
         return (COPY,)
-    say(f"skipping {COPY}: {NO_COPY}")
+    echo(f"skipping {COPY}: {NO_COPY}")
     return ()
 
 

@@ -46,9 +46,9 @@ def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_pa
     path, pictures = tmp_path / "judge.safetensors", load_pictures(bright)
     save_judge(train_judge(pictures, epochs=30), path, pictures)
     judge, _ = load_judge(path)
-    assert (judge.look(pictures.test.pixels)[1] == pictures.test.labels.numpy()).mean() > 0.9
+    assert (judge.classify(pictures.test.pixels)[1] == pictures.test.labels.numpy()).mean() > 0.9
     with pytest.raises(InputError, match=r"the judge needs pictures of \(1, 8, 8\), but these have \(1, 9, 8\)"):
-        judge.look(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
+        judge.classify(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

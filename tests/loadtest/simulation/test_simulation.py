@@ -27,7 +27,7 @@ from loadtest.simulation.schedule import (
     Schedule,
     make_schedule,
 )
-from loadtest.simulation.search import Weights, fate_of, fewest, search, trouble_of
+from loadtest.simulation.search import Weights, fate_of, search, shrink, trouble_of
 from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome
 from serving.router.journal import Journal, Tries
 from serving.router.paths import Suspects
@@ -206,7 +206,7 @@ def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
         ({"took_s": 2.0}, "slow"),
         ({"took_s": 1.8, "places": frozenset({"b-2"})}, "slow"),
         ({"begun_s": 7.0, "took_s": 1.4}, "slow"),
-        ({"told": frozenset({0.5})}, "wrong"),
+        ({"extra": frozenset({0.5})}, "wrong"),
         ({"previews": frozenset({(0, b"calm")})}, "wrong"),
         ({"replays": 2}, "right"),
         ({"replays": 3}, "moved"),
@@ -260,7 +260,7 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
     assert trouble(weights, schedule) == ()
     monkeypatch.setattr(Journal, "replay", forgetful)
     assert trouble(weights, schedule)
-    assert fewest(weights, schedule).faults == (kill,)
+    assert shrink(weights, schedule).faults == (kill,)
 
 
 @pytest.mark.parametrize(
@@ -281,12 +281,12 @@ def test_what_must_hold_of_every_try(
 
 def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sound = search(3, 5, lambda words: None)
-    assert sound.holds
+    assert sound.passed
     assert "3 schedules" in sound.table
     assert "18 requests" in sound.table
     monkeypatch.setattr(searching, "trouble_of", lambda *_: ("lost: a text",))
     report = search(3, 5, lambda words: None)
-    assert not report.holds
+    assert not report.passed
     assert "seed 5 fails" in report.table
     assert "bench chaos --simulate --schedules 1 --seed 5" in report.table
     assert json.loads(json.dumps(report.record))["failing"]["seed"] == 5
