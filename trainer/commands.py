@@ -92,24 +92,24 @@ def run_text(options: argparse.Namespace) -> int:
         from trainer.blocks.config import RoundSettings
         from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
-    asked, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
+    flags, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
     if config.rounds != RoundSettings():
         print("[rounds] is ignored: it applies only to `train coordinate` and `train simulate`", file=sys.stderr)
-    out = asked.out or Path("runs") / asked.kind
-    if asked.kind == "chain":
-        manifest = train_blocks(config, corpus, out, asked.block)
+    out = flags.out or Path("runs") / flags.kind
+    if flags.kind == "chain":
+        manifest = train_blocks(config, corpus, out, flags.block)
         for name, nats in manifest.metrics.get("chain", {}).items():
             if name.endswith("_nats"):
                 print(f"{name:32} {nats:.3f}")
         done = sum(part is not None for part in manifest.parts)
         print(f"{out}: {done} of {len(manifest.parts)} blocks trained")
         return 0
-    if asked.block is not None:
-        raise InputError(f"--block applies only to a chain: the parts of {asked.kind} are trained together")
-    if asked.kind == "scorer":
+    if flags.block is not None:
+        raise InputError(f"--block applies only to a chain: the parts of {flags.kind} are trained together")
+    if flags.kind == "scorer":
         manifest = train_scorer(config, corpus, out)
     else:
-        manifest = train_ar(config, corpus, out, config.architecture.parts if asked.kind == "ar" else 1)
+        manifest = train_ar(config, corpus, out, config.architecture.parts if flags.kind == "ar" else 1)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
     stages = f"{counted(a.parts, 'stage')} of {counted(a.layers, 'layer')}"
     print(f"{out}: {stages}, {bits:.3f} bits/byte on validation text")
@@ -129,14 +129,14 @@ def run_tokenizer(options: argparse.Namespace) -> int:
     from stages.checkpoint.files import replace_file
     from trainer.blocks.data import load_corpus, train_tokenizer
 
-    asked, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
-    with file_errors(InputError, f"cannot write {asked.out}", "choose another --out FILE"):
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-    check_destination(asked.out, "--out")
-    tokenizer = train_tokenizer(corpus.train, asked.vocabulary)
-    replace_file(asked.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
-    spelled = corpus.in_tokens(tokenizer)
-    print(f"{asked.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes per token")
+    flags, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
+    with file_errors(InputError, f"cannot write {flags.out}", "choose another --out FILE"):
+        flags.out.parent.mkdir(parents=True, exist_ok=True)
+    check_destination(flags.out, "--out")
+    tokenizer = train_tokenizer(corpus.train, flags.vocabulary)
+    replace_file(flags.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
+    tokenized = corpus.in_tokens(tokenizer)
+    print(f"{flags.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(tokenized.valid):.2f} bytes per token")
     return 0
 
 
@@ -158,12 +158,12 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from stages.checkpoint.bundle import find_bundle
     from trainer.blocks.evaluate import Scorer
 
-    asked, corpus = from_flags(Evaluation, options), corpus_of(options)
-    scorer = Scorer(corpus, asked.windows, asked.min_context, asked.steps)
-    results = [scorer.score(path) for directory in asked.checkpoints for path in find_bundle(directory).models.values()]
+    flags, corpus = from_flags(Evaluation, options), corpus_of(options)
+    scorer = Scorer(corpus, flags.windows, flags.min_context, flags.steps)
+    results = [scorer.score(path) for directory in flags.checkpoints for path in find_bundle(directory).models.values()]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
-        settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}
+        settings = {"windows": flags.windows, "min_context": flags.min_context, "steps_per_block": flags.steps}
         record = {"text": text, **settings, "checkpoints": [asdict(result) for result in results]}
         print(json.dumps(record, indent=2))
         return 0
@@ -200,17 +200,17 @@ def run_pictures(options: argparse.Namespace) -> int:
         from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
 
     set_threads(options)
-    asked = from_flags(PictureTraining, options)
+    flags = from_flags(PictureTraining, options)
     config = from_toml(PictureConfig, read_toml(options.config) if options.config else {}, str(options.config))
     config = replace(config, steps=from_flags(SharedFlags, options).steps or config.steps)
-    pictures = replace(load_pictures(asked.data), device=check_device(options.device or "cpu"))
-    out = asked.out or Path("runs/pictures") / asked.kind
-    if asked.kind == "chain":
-        manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
-    elif asked.block is not None or asked.start is not None:
-        raise InputError(f"--block and --start apply only to a chain: {asked.kind} is trained as a whole")
+    pictures = replace(load_pictures(flags.data), device=check_device(options.device or "cpu"))
+    out = flags.out or Path("runs/pictures") / flags.kind
+    if flags.kind == "chain":
+        manifest = train_picture_blocks(config, pictures, out, flags.block, flags.start)
+    elif flags.block is not None or flags.start is not None:
+        raise InputError(f"--block and --start apply only to a chain: {flags.kind} is trained as a whole")
     else:
-        manifest = train_undivided(config, pictures, out, asked.kind == "steps")
+        manifest = train_undivided(config, pictures, out, flags.kind == "steps")
     for name, losses in manifest.metrics.items():
         print(f"{name:10} loss on validation pictures {next(iter(losses.values())):.4f}")
     done = sum(part is not None for part in manifest.parts)

@@ -111,7 +111,7 @@ class Clients:
         self.answers = list[Answer]()
         self._numbers, self._stopped = itertools.cycle(range(len(cases))), threading.Event()
         self._threads = ThreadPoolExecutor(at_once)
-        self._asking = [self._threads.submit(self._ask_repeatedly) for _ in range(at_once)]
+        self._futures = [self._threads.submit(self._ask_repeatedly) for _ in range(at_once)]
 
     def wait(self, until_s: float) -> None:
         """Wait. Raises ServiceError if the clients' process ends meanwhile."""
@@ -123,7 +123,7 @@ class Clients:
     def finish(self) -> RouterState:
         """Send no more. Wait for outstanding answers, and for all hosts to be up without remains of any request."""
         self._stopped.set()
-        for each in self._asking:
+        for each in self._futures:
             each.result()
         deadline = time.monotonic() + RECOVERY_S
         while ((state := self.caller.state()).sessions or state.problems) and time.monotonic() < deadline:

@@ -195,8 +195,8 @@ class PictureRequests:
         return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
 
     async def ask(self, client: AsyncClient, mode: str, seed: int) -> DrawnPictures:
-        asked = str(self._class_of(seed, mode))
-        return await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
+        class_ = str(self._class_of(seed, mode))
+        return await client.draw(class_, mode=mode, levels=self.settings.levels, seed=seed)
 
     def bare(self, mode: str) -> Callable[[], None]:
         """A loop over a batch of requests."""

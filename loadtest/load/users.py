@@ -88,11 +88,11 @@ class LoadUser(User):
         if self.ledger.closed:
             raise StopUser
         number, case = self.ledger.begin(len(self.plan.cases))
-        plan, asked = self.plan, self.plan.cases[case]
+        plan, request = self.plan, self.plan.cases[case]
         settings: dict[str, Any] = {"mode": plan.mode, "max_bytes": plan.max_bytes, "timeout_s": plan.patience_s}
         self.pause_s = 0.0
         try:
-            result = self.client.generate(asked.prompt, seed=asked.seed, **settings)
+            result = self.client.generate(request.prompt, seed=request.seed, **settings)
             self.ledger.end(number, OK, result.output)
         except (RouterError, RequestRefused) as error:
             sample = self.ledger.end(number, error.code.name, error=error)

@@ -181,9 +181,9 @@ def router_ms(result: Result) -> float:
 def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
     """The temperature of each variant whose texts come closest to the variety of human text."""
     # not the one with the best bits: colder texts please a judge cheaply
-    wanted = rows[HUMAN].gram_entropy
+    human = rows[HUMAN].gram_entropy
     best: dict[ModeVariant, ModeVariant] = {}
-    for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - wanted)):
+    for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - human)):
         best.setdefault(variant.having(temperature=None), variant)
     return [variant for variant in results if variant in best.values()]
 

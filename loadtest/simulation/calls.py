@@ -218,10 +218,10 @@ class MemoryChannel:
             self._failed(self._attempt, REFUSED)
             return
         there, back = self.network.link(self.process.place, place), self.network.link(place, self.process.place)
-        self.network.send(there, SMALL_BYTES, self.process, self._knocked, (self._attempt, back))
+        self.network.send(there, SMALL_BYTES, self.process, self._reached_server, (self._attempt, back))
         self.process.call_at(self.network.loop.now_s + CONNECT_S, self._failed, self._attempt, TIMED_OUT)
 
-    def _knocked(self, attempt: int, back: Direction) -> None:
+    def _reached_server(self, attempt: int, back: Direction) -> None:
         """Arrive at the other machine, which refuses if nothing listens there, or nothing any more."""
         if (found := self.network.servers.get(self.address)) is None:
             self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))

@@ -173,14 +173,14 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         hurried = outcome.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE") and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
     # a router searches for a path until a hop's timeout, and its client tries the other one
-    has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
+    has_searched = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
     flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
-    if outcome.replays > MAX_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
+    if outcome.replays > MAX_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_searched:
         return "moved"
     recent = [fault for fault in schedule.faults if fault.at_s < outcome.begun_s + took_s]
     gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}
     has_no_way |= any({f"{stage}-{i + 1}" for i in range(REPLICAS)} <= gone for stage in STAGES)
-    delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
+    delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_searched and outcome.replays) else 0.0)
     redone = [fault for fault in met if schedule.draws or not fault.stages]  # pictures, and another router, start over
     delay_s += answer.took_s * len(redone)
     drafts = outcome.mode == "ar-speculative"  # while it pays, judged by earlier drafts

@@ -173,8 +173,8 @@ class TrainingWorld(FaultyWorld):
                 disk.refused -= disk.accepted  # a round that is ordered again has the same name
                 disk.done, disk.pending = max(disk.done, disk.pending.round), None
             after = disk.done if disk.done >= 0 else None
-            asked = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
-            answer = await stub.Next(asked, timeout=POLL_S + CALL_S)
+            call = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
+            answer = await stub.Next(call, timeout=POLL_S + CALL_S)
             if answer.HasField("end"):
                 disk.ended = True
                 return

@@ -311,11 +311,11 @@ class World(FaultyWorld):
         addresses = ",".join(self.addresses[router] for router in routers)
         client = process.context.run(partial(AsyncClient, addresses, token="", insecure=True))
         outcomes = []
-        for asked in requests:
-            await asyncio.sleep(asked.pause_s)
+        for request in requests:
+            await asyncio.sleep(request.pause_s)
             lasting = {fault.kind for fault in self.lasting if fault.targets == (name,)}
             patience_s = HURRY_S if "hurry" in lasting else PATIENCE_S
-            number = len(CASES) + asked.case % len(DRAWINGS) if self.draws else asked.case
+            number = len(CASES) + request.case % len(DRAWINGS) if self.draws else request.case
             task = process.start(self._ask(name, routers, client, number, patience_s))
             if "leave" in lasting:
                 self.loop.call_later(LEAVE_S, task.cancel)

@@ -26,9 +26,9 @@ class Texts:
         self.target, self.cases, self.max_bytes = target, cases, max_bytes
         self._known: dict[tuple[str, int], bytes] = {}
 
-    def of(self, mode: str, wanted: Iterable[int]) -> dict[int, bytes]:
+    def of(self, mode: str, case_numbers: Iterable[int]) -> dict[int, bytes]:
         """Texts of the cases with these numbers. Raises OnesweepError."""
-        numbers = sorted(set(wanted))
+        numbers = sorted(set(case_numbers))
         for number in numbers:
             if (mode, number) not in self._known:
                 self._known[mode, number] = self._text(mode, self.cases[number])

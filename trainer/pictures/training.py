@@ -139,8 +139,8 @@ class PictureTask:
         y, z, levels, classes = (x.to(self.pictures.device) for x in (y, z, levels, classes))
         sigma = levels[:, None, None]
         variance = sigma**2 + DATA_STD**2
-        wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)
-        return (self.module(z / variance.sqrt(), levels, classes) - wanted).square().mean()
+        target = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)
+        return (self.module(z / variance.sqrt(), levels, classes) - target).square().mean()
 
 
 def train_picture_blocks(

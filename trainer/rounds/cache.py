@@ -50,29 +50,29 @@ class WeightCache:
     def summary(self) -> list[rounds_pb2.Held]:
         return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]
 
-    def fetch(self, wanted: rounds_pb2.Weights, codec: CodecName) -> Tensors:
+    def fetch(self, offer: rounds_pb2.Weights, codec: CodecName) -> Tensors:
         """Fetch the offered version of a part; :param codec: of differences.
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """
-        like, held = self._like[wanted.part], self.held.get(wanted.part)
+        like, held = self._like[offer.part], self.held.get(offer.part)
         tensors = held.tensors if held else Tensors()
         try:
-            if wanted.whole:
-                (file,) = wanted.files
+            if offer.whole:
+                (file,) = offer.files
                 tensors = CODECS[WHOLE].decode(self._file(file, CODECS[WHOLE].size(like)), like)
             elif held is None:
                 raise CodecError("the coordinator sent differences to a version that is not here")
             else:
-                for file in wanted.files:
+                for file in offer.files:
                     tensors = receive(tensors, self._file(file, CODECS[codec].size(like)), codec)
-            if digest(tensors) != wanted.digest:
+            if digest(tensors) != offer.digest:
                 raise CodecError("its digest does not match the announced one")
         except (InputError, ValueError) as error:
             # fetch the whole part next time: the same difference to the same weights would fail for ever
-            self.held.pop(wanted.part, None)
-            raise FileGoneError(f"version {wanted.version} of {wanted.part}: {error}") from None
-        self.held[wanted.part] = CachedWeights(wanted.version, tensors)
+            self.held.pop(offer.part, None)
+            raise FileGoneError(f"version {offer.version} of {offer.part}: {error}") from None
+        self.held[offer.part] = CachedWeights(offer.version, tensors)
         return tensors
 
     def _file(self, file: rounds_pb2.File, size: int) -> bytes:
@@ -118,16 +118,16 @@ class FeatureClient:
             return
         self.end()
         self._round, self._made, turn = round_, made, self._turn
-        wanted, size = (lambda: self._turn is turn), self._format.size
+        still_needed, size = (lambda: self._turn is turn), self._format.size
         tidy(self._directory, "*", round_)
         if self._reads:
             request, path = rounds_pb2.FetchRequest(name=f"{FEATURES}{round_}"), self._path(round_, "read")
             request.worker, request.lease = self._worker, self._place.lease
-            self._fetched = self._threads.submit(self._client.fetch_features, request, size, path, wanted)
+            self._fetched = self._threads.submit(self._client.fetch_features, request, size, path, still_needed)
         if self._makes:
             passing = rounds_pb2.Passing(worker=self._worker, lease=self._place.lease, round=round_)
             read = partial(self._made_from, turn)
-            self._passed = self._threads.submit(self._client.pass_features, passing, size, read, wanted)
+            self._passed = self._threads.submit(self._client.pass_features, passing, size, read, still_needed)
 
     def is_there(self, step: int) -> bool:
         """True if a step's features have arrived; else waits a moment. Raises the error that ended the transfer."""

@@ -159,9 +159,9 @@ def run_simulate(options: argparse.Namespace) -> int:
     with ends_at_once():
         from trainer.rounds.comparison import run_variants, table, variants
 
-    asked, results = from_flags(SimulateSettings, options), []
-    compared = variants(config_of(options), asked.vary, asked.one_place)
-    for result in run_variants(compared, asked.seeds, corpus_of(options)):
+    flags, results = from_flags(SimulateSettings, options), []
+    compared = variants(config_of(options), flags.vary, flags.one_place)
+    for result in run_variants(compared, flags.seeds, corpus_of(options)):
         results.append(result)
         print(f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr)
     if options.json:

@@ -88,10 +88,10 @@ class Coordinator:
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
             raise state_mismatch("your state is from before the directory of this run was lost or replaced")
-        wanted = request.part if request.HasField("part") else None
+        requested_part = request.part if request.HasField("part") else None
         async with self._saving_members():
             device, stands_by = request.device[:64], request.stands_by
-            member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
+            member = self.members.join(request.worker, requested_part, self.clock(), device, key, stands_by)
             # a key carries its record to any part; a place has only its own
             place, part = member.place, self.spec.parts[member.place.part]
             if member.voter in self.ledger.expelled(self.spec.parts if key else [part]):
@@ -136,11 +136,11 @@ class Coordinator:
         done = max(member.finished, request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == part), default=0)
         self.schedule.check_known(part, done, held)
-        if (wanted := self.schedule.next_round(part, done)) is not None and self.features.is_missed(
-            member.place, wanted
+        if (target_round := self.schedule.next_round(part, done)) is not None and self.features.is_missed(
+            member.place, target_round
         ):
-            member.problem = f"no worker made the features that it reads in round {wanted}; it waits for the next one"
-            done = wanted
+            member.problem = f"no worker made the features for round {target_round}; it waits for the next one"
+            done = target_round
         member.passed = done
         self._notify()
         return done
@@ -149,18 +149,18 @@ class Coordinator:
         self, member: Member, part: str, done: int, request: rounds_pb2.NextRequest, deadline: float
     ) -> rounds_pb2.NextResponse | None:
         """The answer for a worker that has done this round; None while it has to wait."""
-        wanted = self.schedule.round_to_train(member, part, done)
-        if wanted is None:
+        target_round = self.schedule.round_to_train(member, part, done)
+        if target_round is None:
             return rounds_pb2.NextResponse(end=rounds_pb2.End())
-        if self.schedule.may_begin(member, part, wanted):
+        if self.schedule.may_begin(member, part, target_round):
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
-                order = await in_thread(self._fill_order, Order(round=wanted), part, held)
+                order = await in_thread(self._fill_order, Order(round=target_round), part, held)
             if order is None:  # the round was closed meanwhile, so it does not begin
                 return None
-            member.record_order(wanted)
+            member.record_order(target_round)
             return rounds_pb2.NextResponse(order=order)
-        if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, wanted):
+        if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, target_round):
             return rounds_pb2.NextResponse(pause=rounds_pb2.Pause())
         return None
 

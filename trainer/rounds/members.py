@@ -172,8 +172,8 @@ class Members:
 
     def _free_place(self, part: int | None, now_s: float) -> Place | None:
         """A free place, first in the parts with the fewest workers."""
-        wanted = range(self.parts) if part is None else (part,)
-        places = [Place(p, r) for p in wanted for r in range(self.replicas) if not self.is_closed(Place(p, r))]
+        parts = range(self.parts) if part is None else (part,)
+        places = [Place(p, r) for p in parts for r in range(self.replicas) if not self.is_closed(Place(p, r))]
         taken = {place for place, member in self._members.items() if self.is_present(member, now_s)}
         free = [place for place in places if place not in taken]
         return min(free, key=lambda p: (self.present(p.part, now_s), p in self._members, p), default=None)

@@ -45,13 +45,13 @@ class RoundSchedule:
 
     def next_round(self, part: str, done: int) -> int | None:
         """The round after the finished ones; None after the last."""
-        wanted = max(self.ledger.round(part), done + 1)
-        return wanted if wanted < self.spec.rounds else None
+        target_round = max(self.ledger.round(part), done + 1)
+        return target_round if target_round < self.spec.rounds else None
 
     def is_answered(self, part: str, done: int) -> bool:
         """True if a worker that has finished round `done` need not wait."""
-        wanted = self.next_round(part, done)
-        return wanted is None or wanted <= self.ledger.round(part)
+        target_round = self.next_round(part, done)
+        return target_round is None or target_round <= self.ledger.round(part)
 
     def check_known(self, part: str, done: int, version: int) -> None:
         """Raise StatusError if a worker knows a later round than this coordinator, which never goes back by itself."""

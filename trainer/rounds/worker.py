@@ -205,9 +205,9 @@ class Worker:
 
     def _take_copies(self, order: rounds_pb2.Order) -> None:
         """Fetch newer copies of other parts. Raises ServiceError, FileGoneError."""
-        if {wanted.part for wanted in order.copies} != set(self.learner.part.copies):
+        if {offer.part for offer in order.copies} != set(self.learner.part.copies):
             raise ServiceError(f"{self.client.address} did not send the copies that {self.part} needs: it is damaged")
-        copies = {wanted.part: self.cache.fetch(wanted, self.run_settings.down_codec) for wanted in order.copies}
+        copies = {offer.part: self.cache.fetch(offer, self.run_settings.down_codec) for offer in order.copies}
         load_copies(self.learner.part, copies)
 
     def _train(self) -> bool:
