@@ -222,18 +222,18 @@ def keep_slow_tests(file: Path) -> None:
 
 def written(text: str, places: list[Record], known: dict[str, float]) -> str:
     """A page with the values of today. Raises KeyError for a place or a value that is not there."""
-    due = defaultdict[tuple[str, str], deque[list[str | None]]](deque)
+    pending = defaultdict[tuple[str, str], deque[list[str | None]]](deque)
     for place in places:
-        due[place["table"], place["row"]].append(place["figures"])
+        pending[place["table"], place["row"]].append(place["figures"])
     lines, table, before = list[str](), "", ""
     for line in text.split("\n"):
         if line.startswith("|") and not before.startswith("|"):
             table = line
         before = line
         key = (table if line.startswith("|") else "", NUMBER.sub("#", line))
-        names = iter(due[key].popleft() if due.get(key) else [])
+        names = iter(pending[key].popleft() if pending.get(key) else [])
         lines.append(NUMBER.sub(lambda number, names=names: _shown(number, next(names, None), known), line))
-    if lost := [row for (_, row), left in due.items() if left]:
+    if lost := [row for (_, row), left in pending.items() if left]:
         raise KeyError(f"no such line: {lost[0]}")
     return "\n".join(lines)
 
@@ -263,7 +263,7 @@ def main(arguments: list[str]) -> int:
         case ["list"]:
             for name, entry in load()["measured"].items():
                 print(name, entry["commit"], entry["date"], json.dumps(entry["values"]))
-            print("can be measured:", ", ".join(MEASUREMENTS))
+            print("measurements:", ", ".join(MEASUREMENTS))
         case _:
             print(__doc__)
             return 2

@@ -119,13 +119,13 @@ def mannered_prose(root: Path) -> list[str]:
 def logic_with_io(root: Path) -> list[str]:
     """Modules of LOGIC that reach for the network, a thread or a clock themselves."""
     modules = {module.name: module for module in find_modules(root)}
-    found = [f"{name}: LOGIC names it, and it is not there" for name in sorted(LOGIC - modules.keys())]
+    found = [f"{name}: LOGIC names it, but it does not exist" for name in sorted(LOGIC - modules.keys())]
     for name in sorted(LOGIC & modules.keys()):
         for node in ast.walk(modules[name].tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             reached = [each for each in names if each in OUTSIDE or each.partition(".")[0] in OUTSIDE]
-            found += [f"{name} is logic, and imports {each}: have it told what it needs" for each in reached]
+            found += [f"{name} is logic, but imports {each}: pass in what it needs" for each in reached]
     return found
 
 

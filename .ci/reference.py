@@ -168,8 +168,8 @@ def keys() -> list[str]:
     for field in fields(result.Result):
         name = "output_hex" if field.name == "output" else field.name
         comment = re.search(rf"((?:    # .*\n)*)    {field.name}: ", source)
-        said = " ".join(line.strip(" #") for line in comment[1].splitlines()) if comment else ""
-        rows.append(f"| `{name}` | {said.removesuffix('.').replace('|', chr(92) + '|')} |")
+        description = " ".join(line.strip(" #") for line in comment[1].splitlines()) if comment else ""
+        rows.append(f"| `{name}` | {description.removesuffix('.').replace('|', chr(92) + '|')} |")
     return rows
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost, ScriptedRelay, StepTaker, after
 
-import loadtest.simulation.schedule as drawn
-import loadtest.simulation.world as whole
+import loadtest.simulation.schedule as schedules
+import loadtest.simulation.world as simulation
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import VirtualLoop, here
 from loadtest.simulation.network import SMALL_BYTES, FaultyWorld
@@ -42,9 +42,9 @@ from stages.v1 import stage_pb2
 from stages.wire.status import Code, StatusError, internal
 
 LENGTHS = {"sweep": 6, "chunked": 6, "ar": 4, "scored": 3}  # of texts
-CASES = tuple(whole.Case(mode, text, 0, most) for mode, most in LENGTHS.items() for text in ("sea ", "a ship, "))
+CASES = tuple(simulation.Case(mode, text, 0, most) for mode, most in LENGTHS.items() for text in ("sea ", "a ship, "))
 CHUNK = 2  # tokens of a sweep, and of a prompt that are scored together
-LOOK_S = 0.2, 1.45, 2.2, 5.5, 10.5, 15.5  # after a fault begins or ends, routers look at their links
+CHECK_S = 0.2, 1.45, 2.2, 5.5, 10.5, 15.5  # after a fault begins or ends, routers look at their links
 ASKED_S, ONWARD_S, LOST_S = 0.25, 2.0, 5.3  # after a link falls silent: it was asked, its host says so, it is lost
 READY_S = 0.1  # until routers listen on all hosts
 
@@ -103,36 +103,36 @@ class ScriptedLink(HostLink):
         return dials
 
 
-def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: Any) -> None:  # noqa: ANN401
+def serve(case: simulation.Case, left_s: float, hear: Callable[..., object], call: Any) -> None:  # noqa: ANN401
     """Serve a request at a router. :param hear: is called at the client with what comes."""
     due_at, kind = monotonic() + left_s, "chain" if case.mode in ("sweep", "chunked") else "ar"
     view: Any = SimpleNamespace(ring=call.connection.serves, weights=WEIGHTS, model=lambda kind: None)
-    say = partial(call.connection.answer, SMALL_BYTES, hear, call)
+    reply = partial(call.connection.answer, SMALL_BYTES, hear, call)
 
     def steps(taker: StepTaker) -> Steps[None]:
         account, patient_until_s = Account(), min(monotonic() + view.ring.settings.hop_timeout_s, due_at)
         try:
             with Session(view, kind, len(case.prompt) + case.max_bytes, due_at, account) as session:  # type: ignore[arg-type]
                 session.on_event = taker.hear
-                yield from written(session, case, say)
-            say(router_pb2.Summary(replays=account.replays))
+                yield from written(session, case, reply)
+            reply(router_pb2.Summary(replays=account.replays))
         except StatusError as error:
             if error.code is Code.UNAVAILABLE and monotonic() < patient_until_s:
-                view.ring.problems.append(f"{view.ring.place} gives a request up and should wait for a way")
-            say(RouterError(error.message, error.code, error.retry_after_ms))
+                view.ring.problems.append(f"{view.ring.place} gives up a request instead of waiting for a path")
+            reply(RouterError(error.message, error.code, error.retry_after_ms))
 
     taker = StepTaker(call.connection.client.place, steps)
     call.cancel, call.connection.served[call] = taker.cancel, None
     here().loop.call_at(due_at, taker.cancel)
 
 
-def written(session: Session, case: whole.Case, say: Callable[[bytes], object]) -> Steps[None]:
+def written(session: Session, case: simulation.Case, reply: Callable[[bytes], object]) -> Steps[None]:
     """Write the text of a case, as its mode does."""
     text, left = case.prompt.encode(), case.max_bytes
 
     def check(due: int, event: stage_pb2.Event) -> None:
         if len(event.text) != due:
-            raise internal(f"a step of {due} tokens came back with {len(event.text)}")
+            raise internal(f"a step of {due} tokens returned {len(event.text)}")
 
     for known in range(1, len(text), CHUNK) if case.mode == "scored" else ():
         given = text[known : known + CHUNK]
@@ -148,7 +148,7 @@ def written(session: Session, case: whole.Case, say: Callable[[bytes], object]) 
             yield from session.pushing(stage_pb2.Sweep(slots=slots), text)
         event = yield from session.result(partial(check, slots))
         text, left = text + event.text, left - slots
-        say(event.text)
+        reply(event.text)
 
 
 # Clients
@@ -171,11 +171,11 @@ def ask(
 
     for each in asked:
         yield Wait(each.pause_s, hears=False)
-        case, begin_s, replays, status, said, had = CASES[each.case], world.loop.now_s, 0, "", "", 0
+        case, begin_s, replays, status, message, had = CASES[each.case], world.loop.now_s, 0, "", "", 0
         lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
-        turns = Turns(client, whole.HURRY_S if "hurry" in lasting else whole.PATIENCE_S)
+        turns = Turns(client, simulation.HURRY_S if "hurry" in lasting else simulation.PATIENCE_S)
         leaves, begun_at = "leave" in lasting, monotonic()
-        end_s, end = (whole.LEAVE_S, "LEFT") if leaves else (turns.timeout_s, "DEADLINE_EXCEEDED")
+        end_s, end = (simulation.LEAVE_S, "LEFT") if leaves else (turns.timeout_s, "DEADLINE_EXCEEDED")
         while not status:
             yield Wait(turns.pause_s, hears=False)
             taker.inbox.clear()
@@ -199,20 +199,20 @@ def ask(
                 try:
                     turns.lost(error)
                     if is_first and turns.pause_s and len(routers) > 1 and error.code is Code.UNAVAILABLE:
-                        world.loop.problems.append(f"{name} waits before it asks a router that it has not lost")
+                        world.loop.problems.append(f"{name} pauses before it tries a router that it has not lost")
                 except (RequestRefused, RouterError) as refused:
-                    status, said = refused.code.name, str(refused)
+                    status, message = refused.code.name, str(refused)
             call.end()
             if call.connection is not None:
                 call.connection.send(SMALL_BYTES, lambda call=call: call.cancel())
-        own, places, idle = whole.traces_of(world.all_rings, name, routers, begin_s, routers[turns.at])
+        own, places, idle = simulation.traces_of(world.all_rings, name, routers, begin_s, routers[turns.at])
         if status == "OK":
-            world.whole_tries.append(last := max(own, key=lambda each: each.heard_s))
+            world.last_tries.append(last := max(own, key=lambda each: each.heard_s))
             if replays != turns.moves + sum(each.session is last.session for each in own) - 1:
-                world.loop.problems.append(f"{name} hears of {replays} replays, not of as many as there were")
+                world.loop.problems.append(f"{name} receives a wrong number of replays: {replays}")
         took = begin_s - world.begin_s, world.loop.now_s - begin_s, turns.timeout_s
-        how = *took, replays, places, idle, frozenset[Any](), said, case.mode
-        world.outcomes.append(whole.RequestOutcome(each.case, status, turns.output, *how))
+        how = *took, replays, places, idle, frozenset[Any](), message, case.mode
+        world.outcomes.append(simulation.RequestOutcome(each.case, status, turns.output, *how))
 
 
 # The world
@@ -225,8 +225,8 @@ class ScriptedWorld(FaultyWorld):
         super().__init__(loop)
         self.schedule, self.begin_s = schedule, loop.now_s + READY_S
         self.hosts, self.rings = dict[str, ScriptedHost](), dict[str, WatchedRing]()
-        self.all_rings, self.outcomes = list[WatchedRing](), list[whole.RequestOutcome]()
-        self.whole_tries = list[Try]()  # each the last of a request that has all its text
+        self.all_rings, self.outcomes = list[WatchedRing](), list[simulation.RequestOutcome]()
+        self.last_tries = list[Try]()  # each the last of a request that has all its text
         self.network.places = {name: name for name in (*HOSTS, *ROUTER_NAMES)}
 
     def start(self, name: str) -> None:
@@ -245,7 +245,7 @@ class ScriptedWorld(FaultyWorld):
         ring.spawn = lambda job: job  # a link's jobs are done at once
         ring.hedging = Hedging(self.schedule.second_tries)
         for kind in ("ar", "chain"):
-            ring.hedging.record(kind, whole.USUAL_S)
+            ring.hedging.record(kind, simulation.USUAL_S)
         ring.links = [ScriptedLink(self, ring, entry) for entry in ENTRIES]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
@@ -254,33 +254,33 @@ class ScriptedWorld(FaultyWorld):
             if fault.kind == "echo":
                 (self.network.states.add if begins else self.network.states.discard)(("echo", fault.targets[0]))
 
-    def _look_soon(self) -> None:
-        for name, after_s in product(ROUTER_NAMES, LOOK_S):
-            self.processes[name].call_at(self.loop.now_s + after_s, self._look, self.rings[name])
+    def _check_links_soon(self) -> None:
+        for name, after_s in product(ROUTER_NAMES, CHECK_S):
+            self.processes[name].call_at(self.loop.now_s + after_s, self._check_links, self.rings[name])
 
-    def _look(self, ring: WatchedRing) -> None:
+    def _check_links(self, ring: WatchedRing) -> None:
         if sum(link.look() for link in ring.links):  # of every one
-            self.processes[ring.place].call_at(self.loop.now_s + LOOK_S[0], self._look, ring)
+            self.processes[ring.place].call_at(self.loop.now_s + CHECK_S[0], self._check_links, ring)
         ring._looked_at = monotonic()
         ring.look()
 
     def silent_since(self, one: str, other: str) -> float | None:
         """The moment from which on a host, or the link to it, says nothing; None where it does."""
-        silent = (fault for fault in self.lasting if fault.kind in drawn.SILENT_KINDS)
+        silent = (fault for fault in self.lasting if fault.kind in schedules.SILENT_KINDS)
         since_s = [fault.at_s for fault in silent if {*fault.targets} in ({other}, {one, other})]
         return self.begin_s + min(since_s) if since_s else None
 
-    def run(self) -> whole.ScheduleRun:
+    def run(self) -> simulation.ScheduleRun:
         """Run the schedule from its start to its end. Deterministic."""
         loop = self.loop
         for name in (*HOSTS, *ROUTER_NAMES):
             self.start(name)
         for fault in self.schedule.faults:
             loop.call_at(self.begin_s + fault.at_s, self.begin, fault)
-            for at_s in (fault.at_s, fault.end_s) if fault.kind in ("kill", "replace", *drawn.SILENT_KINDS) else ():
-                loop.call_at(self.begin_s + at_s, self._look_soon)
+            for at_s in (fault.at_s, fault.end_s) if fault.kind in ("kill", "replace", *schedules.SILENT_KINDS) else ():
+                loop.call_at(self.begin_s + at_s, self._check_links_soon)
         for name, routers, asked in zip(
-            drawn.CLIENT_NAMES, self.schedule.routers, self.schedule.requests, strict=False
+            schedules.CLIENT_NAMES, self.schedule.routers, self.schedule.requests, strict=False
         ):
             context = self.new_process(name).context
             loop.call_at(self.begin_s, context.run, StepTaker, name, partial(ask, self, name, routers, asked))
@@ -289,13 +289,13 @@ class ScriptedWorld(FaultyWorld):
             loop._run_once()
         self.end_all()
         heard_s = [self.begin_s + fault.end_s for fault in self.schedule.faults if fault.kind == "half-open"]
-        end_s = max(loop.now_s, *heard_s, 0.0) + whole.SETTLE_S
+        end_s = max(loop.now_s, *heard_s, 0.0) + simulation.SETTLE_S
         while loop.now_s < end_s and any(host.sessions.sessions for host in self.hosts.values()):
             loop._run_once()
-        problems = [*loop.problems, *whole.left_over(self)]
+        problems = [*loop.problems, *simulation.leftovers(self)]
         sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
         problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
-        return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
+        return simulation.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
 
 
 class Script:
@@ -306,9 +306,9 @@ class Script:
         self.answers = [(each,) for each in self.run(Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes]
 
     def schedule(self, seed: int) -> Schedule:
-        return drawn.make_schedule(seed, len(CASES), is_scripted=True)
+        return schedules.make_schedule(seed, len(CASES), is_scripted=True)
 
-    def run(self, schedule: Schedule) -> whole.ScheduleRun:
+    def run(self, schedule: Schedule) -> simulation.ScheduleRun:
         with ExitStack() as stack:
             gc.disable()
             stack.callback(gc.enable)
@@ -318,7 +318,7 @@ class Script:
             try:
                 return world.run()
             except RuntimeError as error:
-                return whole.ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
+                return simulation.ScheduleRun([], [], None, [f"the run did not end: {error!r}"], world.network.events)
 
 
 def main() -> int:
@@ -327,10 +327,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     options = parser.parse_args()
     if options.schedules < 1 or options.seed < 0:
-        parser.error("--schedules begin at 1, and --seed at 0")
+        parser.error("--schedules must be at least 1, and --seed at least 0")
     report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
     print(report.table)
-    return 0 if report.holds else 1
+    return 0 if report.passed else 1
 
 
 if __name__ == "__main__":

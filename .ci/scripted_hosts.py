@@ -103,7 +103,7 @@ class ScriptedHost(SimulatedHost):
             clean = work_of(job.hop).clean  # that begins with one known token at most
             is_again = job.work.kind == "ar" and known.get(0, b"")[start : start + 2] == clean[:2] != clean[:1]
             if job.session.pending < 1 or part in self.done or (start and 0 not in known) or is_again:
-                self.problems.append(f"{self.settings.name} computes what nobody waits for, or without what is before")
+                self.problems.append(f"{self.settings.name} computes unwanted work, or work without its input")
             self.done.add(part)
             job.work.begin(job.session, 0)
             job.work.complete(None)

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import MAX_SEED, BenchReport, check_names, origin, say, settings_record
+from loadtest.commands import MAX_SEED, BenchReport, check_names, echo, origin, settings_record
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access, RouterState, add_access_options
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
@@ -25,7 +25,7 @@ from stages.settings import add_flags, check, check_destination, flag, from_flag
 def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> None:
     """Add the options of a command whose settings define its flags, and which writes a record with `--json`."""
     add_flags(command, settings)
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
 
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
@@ -40,7 +40,7 @@ def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> 
     print(report.table)
     if options.json:
         write_destination(options.json, json.dumps(head | report.record, indent=2) + "\n")
-    return 0 if report.holds else 1
+    return 0 if report.passed else 1
 
 
 def absolute(text: str) -> Path:
@@ -58,19 +58,19 @@ CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=abso
 class HostBenchSettings:
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
-    max_tokens: int | None = setting(None, "tokens to generate; a byte model's are bytes", shown="128", least=1)
-    levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
-    batch: int = setting(16, "requests of each mode, one after the other and at once", least=1, most=MAX_AT_ONCE)
-    rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
+    max_tokens: int | None = setting(None, "tokens to generate; for a byte model, bytes", shown="128", least=1)
+    levels: int = setting(12, "steps from noise to picture, for a bundle that draws", metavar="K", least=1)
+    batch: int = setting(16, "requests per mode, one by one and then at once", least=1, most=MAX_AT_ONCE)
+    rounds: int = setting(5, "rounds of requests at once", metavar="R", least=1)
 
 
 @dataclass(frozen=True)
 class PeerSettings:
-    checkpoint: Path = field(metadata=flag("an import of --source", metavar="DIR", type=absolute))
-    source: Path = field(metadata=flag("what llama.cpp reads", metavar="FILE.gguf", type=absolute))
-    rounds: int = setting(3, "times that both are measured, in turns", metavar="R", least=1)
+    checkpoint: Path = field(metadata=flag("bundle imported from --source", metavar="DIR", type=absolute))
+    source: Path = field(metadata=flag("the model file, for llama.cpp", metavar="FILE.gguf", type=absolute))
+    rounds: int = setting(3, "rounds, each measuring both in turn", metavar="R", least=1)
     rpc: Path | None = setting(
-        None, "llama.cpp's build/bin with RPC: over far links too, which needs root", metavar="DIR", type=absolute
+        None, "llama.cpp's build/bin with RPC: also over far links, which needs root", metavar="DIR", type=absolute
     )
 
 
@@ -101,7 +101,7 @@ def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """Parse output lengths or levels as in "N,N". Raises InputError."""
     option, counts = LENGTH_FLAGS[unit], text.split(",")
     if not all(count.isdecimal() and int(count) for count in counts):
-        raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
+        raise InputError(f"{option} {text!r} must be positive integers, such as 32,256")
     check_names(option, counts)
     return tuple(Length(int(count), unit) for count in counts)
 
@@ -109,12 +109,12 @@ def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
 @dataclass(frozen=True)
 class WanSettings:
     profiles: tuple[str, ...] = field(
-        metadata=flag("networks, such as links-60, or FILE:NAME; loopback: no lab", name="--profile", metavar="P[,P]")
+        metadata=flag("profiles, such as links-60, or FILE:NAME; loopback: no lab", name="--profile", metavar="P[,P]")
     )
     # Empty: the usual ones, or all drawing modes.
     variants: tuple[ModeVariant, ...] = setting(
         (),
-        "with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
+        "modes, with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
         name="--modes",
         metavar="M[,M]",
         shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
@@ -122,13 +122,13 @@ class WanSettings:
     )
     # Empty: a topology names the hosts. Otherwise machines join with a ticket.
     links: tuple[str, ...] = setting(
-        (), "machines that join, by links direct, reversed, relayed", name="--links", metavar="L[,L]", shown="no join"
+        (), "links of machines that join: direct, reversed, relayed", name="--links", metavar="L[,L]", shown="no join"
     )
     texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
-    temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
+    temperature: float | None = setting(None, "of all requests", metavar="T", shown="the router's default")
     # Turns of each variant, with `at_once` requests each, after a warm-up turn.
-    requests: int = setting(10, "turns of each variant", metavar="R", least=1)
-    at_once: int = setting(1, "requests in a turn", least=1, most=MAX_AT_ONCE)
+    requests: int = setting(10, "turns per variant", metavar="R", least=1)
+    at_once: int = setting(1, "requests per turn, at once", least=1, most=MAX_AT_ONCE)
     # Every variant counts up from this seed, so that all get the same requests.
     seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
     # None: three, or one per block if there are fewer.
@@ -148,8 +148,8 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
     lengths = wan.add_mutually_exclusive_group()
     for unit, help in (
         (BYTES, "bytes to generate (32,128)"),
-        (TOKENS, "tokens to generate, in place of --bytes"),
-        (LEVELS, "steps from noise to picture, of a bundle that draws (12)"),
+        (TOKENS, "tokens to generate, instead of --bytes"),
+        (LEVELS, "steps from noise to picture, for a bundle that draws (12)"),
     ):
         read = partial(parse_lengths, unit=unit)
         lengths.add_argument(LENGTH_FLAGS[unit], dest="lengths", type=read, metavar="N[,N]", help=help)
@@ -157,10 +157,10 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
 
 
 def run_wan(options: argparse.Namespace) -> int:
-    from loadtest.latency.run import measure_wan, settled
+    from loadtest.latency.run import measure_wan, with_defaults
 
     settings = from_flags(WanSettings, options, lengths=options.lengths)
-    return run_bench(options, lambda: measure_wan(settled(settings)))
+    return run_bench(options, lambda: measure_wan(with_defaults(settings)))
 
 
 # `bench loadtest`: many users at once.
@@ -202,16 +202,16 @@ def _measure_load(settings: LoadSettings) -> BenchReport:
 
     s, results = settings, list[LoadResult]()
     if s.target.access is None:
-        say(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
+        echo(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
     with open_testbed(s.target) as target:
         facts = target.caller.facts()
-        say(f"{target.access.router} takes {facts.request_limit} requests at once ...")
+        echo(f"{target.access.router} accepts {facts.request_limit} requests at once ...")
         cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
         texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
         for mode, users in product(modes, sorted({*s.users})):
-            say(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
+            echo(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
             results.append(run_load(s, texts, mode, users))
-            say(run_line(results[-1]))
+            echo(run_line(results[-1]))
     of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
     knees = [find_knee(each) for each in of_modes]
     notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
@@ -223,17 +223,17 @@ def _measure_load(settings: LoadSettings) -> BenchReport:
     failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
     if trouble := failed + lost + wrong:  # a sound deployment answers everything
         notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
-    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, holds=not trouble)
+    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, passed=not trouble)
 
 
 def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
     """The modes that the router serves, after a sentence about each other one. Raises InputError if none is left."""
     served = [mode for mode in modes if mode in facts.modes]
     if not served:
-        raise InputError(f"this deployment cannot serve {', '.join(modes)}; it has {', '.join(facts.modes)}")
+        raise InputError(f"this deployment cannot serve {', '.join(modes)}; it serves {', '.join(facts.modes)}")
     for mode in modes:
         if mode not in served:
-            print(f"left out {mode}: the router serves {', '.join(facts.modes)}")
+            print(f"skipping {mode}: the router serves only {', '.join(facts.modes)}")
     return served
 
 
@@ -245,15 +245,15 @@ class ChaosSettings:
     """A deployment, a load, and the faults."""
 
     minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
-    profile: str = setting("links-60", "Links; loopback needs no root, and cannot be cut", metavar="P")
+    profile: str = setting("links-60", "Network profile; loopback needs no root, but cannot be cut", metavar="P")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
     length_scale: float = 1.0  # factor on every fault's length: below 1, a test takes less time
     checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
     requests_at_once: int = 4
     patience_s: float = 60.0  # after which a client gives up a request
     warm_up_s: float = 5.0  # load before the first fault
-    simulate: bool = setting(False, "A tiny model in virtual time: schedules of faults, drawn from --seed and after")
-    schedules: int = setting(1000, "With --simulate: how many", least=1, most=10_000_000)
+    simulate: bool = setting(False, "Run fault schedules, drawn from --seed onwards, on a tiny model in virtual time")
+    schedules: int = setting(1000, "With --simulate: number of schedules", least=1, most=10_000_000)
 
     @property
     def seconds(self) -> float:
@@ -266,16 +266,16 @@ add_chaos = partial(add_measurement, settings=ChaosSettings)
 def run_chaos(options: argparse.Namespace) -> int:
     settings = from_flags(ChaosSettings, options)
     if settings.schedules != ChaosSettings.schedules and not settings.simulate:
-        raise InputError("--schedules is for simulations: add --simulate")
+        raise InputError("--schedules needs --simulate")
     if settings.simulate:
         if replace(settings, seed=0, schedules=ChaosSettings.schedules) != ChaosSettings(simulate=True):
-            raise InputError("--simulate takes --seed and --schedules alone: leave the others out")
+            raise InputError("--simulate accepts only --seed and --schedules: omit the other options")
         from loadtest.simulation.search import search
 
-        return run_bench(options, lambda: search(settings.schedules, settings.seed, say))
+        return run_bench(options, lambda: search(settings.schedules, settings.seed, echo))
     from loadtest.faults.serving_run import chaos, serving_report
 
-    return run_bench(options, lambda: serving_report(chaos(settings, say)))
+    return run_bench(options, lambda: serving_report(chaos(settings, echo)))
 
 
 # `bench quality`: text and pictures, scored by judges.
@@ -292,21 +292,21 @@ class QualitySettings:
     # None: all served modes except `auto`.
     modes: str | None = setting(
         None,
-        "with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; of pictures: steps:int8",
+        "modes, with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; for pictures: steps:int8",
         metavar="M[,M]",
         shown="all served",
     )
-    count: int = setting(100, "prompts, or pictures of each row", least=1)
+    count: int = setting(100, "prompts, or pictures per row", least=1)
     max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
     prompt_bytes: int = 64  # of a prompt
     levels: tuple[int, ...] = setting((12,), "steps from noise to picture", metavar="K[,K]")
     judge: Path = setting(
-        JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
+        JUDGE, "judge of pictures; if missing, it is trained on --pictures", type=absolute, shown="of Fashion-MNIST"
     )
-    seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=MAX_SEED)
+    seed: int = setting(0, "seed of the first request; later ones count up", metavar="S", least=0, most=MAX_SEED)
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)
     in_flight: int = 8  # requests at once; with `write`, one
-    write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")
+    write: Path | None = setting(None, "file for the frontier that mode auto chooses from: DIR/frontier.json")
 
 
 add_quality = partial(add_measurement, settings=QualitySettings)
@@ -315,10 +315,10 @@ add_quality = partial(add_measurement, settings=QualitySettings)
 def run_quality(options: argparse.Namespace) -> int:
     settings = from_flags(QualitySettings, options)
     if (settings.prompts is None) == (settings.pictures is None):
-        raise InputError("name what to measure against: --prompts with held-out text, or --pictures")
+        raise InputError("give either --prompts with held-out text, or --pictures")
     if settings.write is not None:
         if settings.pictures is not None:
-            raise InputError("--write is for text: mode auto chooses among modes that write")
+            raise InputError("--write needs --prompts: mode auto chooses among text modes")
         check_destination(settings.write, "--write")
     if settings.pictures is not None:
         from loadtest.quality.pictures import measure_pictures as measure

@@ -42,16 +42,16 @@ class BenchReport:
 
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
-    holds: bool = True  # False if something happened that must not: sets the exit code
+    passed: bool = True  # False if something happened that must not: sets the exit code
 
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
-        cells = [("what", "value", "unit", "at most", "met"), *(row.cells for row in rows)]
+        cells = [("figure", "value", "unit", "at most", "met"), *(row.cells for row in rows)]
         record = {"bench": bench, "settings": settings_record(settings), "rows": list(map(asdict, rows))}
         return cls("\n".join(aligned(cells, ruled=True)), record)
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Print a line at once, even into a pipe."""
     print(text, flush=True)
 
@@ -63,9 +63,9 @@ def check_names(flag: str, given: Sequence[str], known: Collection[str] | None =
     """Raise InputError for an unknown or repeated name; without `known`, any name is allowed."""
     for name in given:
         if known is not None and name not in known:
-            raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
+            raise InputError(f"{flag}: unknown value {name!r}{one_of(name, known)}")
         if given.count(name) > 1:
-            raise InputError(f"{flag} names {name!r} twice")
+            raise InputError(f"{flag} lists {name!r} twice")
 
 
 # A run's record as JSON values.

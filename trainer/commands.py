@@ -31,10 +31,10 @@ MAX_COUNT = 2**31
 class SharedFlags:
     """Flags that commands share; each command names the ones it has."""
 
-    config: Path | None = setting(None, "settings in TOML; flags win over them")
+    config: Path | None = setting(None, "settings in TOML; flags override them")
     data: Path | None = setting(None, "UTF-8 text, file or folder (Python's docs)", metavar="PATH")
     tokenizer: Path | None = setting(None, "tokenizer.json: train on its tokens (bytes without it)")
-    steps: int | None = setting(None, "steps of each part, or of each worker", least=1, most=MAX_COUNT)
+    steps: int | None = setting(None, "training steps per part, or per worker", least=1, most=MAX_COUNT)
     threads: int | None = setting(None, "processor threads (all cores)", least=1, most=MAX_THREADS)
     device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     json: bool = setting(False, "print JSON")
@@ -81,7 +81,7 @@ class TextTraining:
         metadata=flag("blocks; a pipeline end to end, or stage by stage; a model of one block's size", name="kind")
     )
     out: Path | None = setting(None, "the checkpoint (runs/KIND)", metavar="DIR")
-    block: int | None = setting(None, "of a chain only this block (all that are not done yet)")
+    block: int | None = setting(None, "train only this block of a chain (all unfinished ones)")
 
 
 add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tokenizer steps threads device")
@@ -92,24 +92,24 @@ def run_text(options: argparse.Namespace) -> int:
         from trainer.blocks.config import RoundSettings
         from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
-    asked, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
+    flags, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
     if config.rounds != RoundSettings():
-        print("[rounds] is not used: it is for `train coordinate` and `train simulate`", file=sys.stderr)
-    out = asked.out or Path("runs") / asked.kind
-    if asked.kind == "chain":
-        manifest = train_blocks(config, corpus, out, asked.block)
+        print("[rounds] is ignored: it applies only to `train coordinate` and `train simulate`", file=sys.stderr)
+    out = flags.out or Path("runs") / flags.kind
+    if flags.kind == "chain":
+        manifest = train_blocks(config, corpus, out, flags.block)
         for name, nats in manifest.metrics.get("chain", {}).items():
             if name.endswith("_nats"):
                 print(f"{name:32} {nats:.3f}")
         done = sum(part is not None for part in manifest.parts)
         print(f"{out}: {done} of {len(manifest.parts)} blocks trained")
         return 0
-    if asked.block is not None:
-        raise InputError(f"--block is of a chain: the parts of {asked.kind} are trained together")
-    if asked.kind == "scorer":
+    if flags.block is not None:
+        raise InputError(f"--block applies only to a chain: the parts of {flags.kind} are trained together")
+    if flags.kind == "scorer":
         manifest = train_scorer(config, corpus, out)
     else:
-        manifest = train_ar(config, corpus, out, config.architecture.parts if asked.kind == "ar" else 1)
+        manifest = train_ar(config, corpus, out, config.architecture.parts if flags.kind == "ar" else 1)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
     stages = f"{counted(a.parts, 'stage')} of {counted(a.layers, 'layer')}"
     print(f"{out}: {stages}, {bits:.3f} bits/byte on validation text")
@@ -119,7 +119,7 @@ def run_text(options: argparse.Namespace) -> int:
 @dataclass(frozen=True)
 class TokenizerTraining:
     vocabulary: int = setting(2048, "tokens")
-    out: Path = setting(Path("runs/tokenizer.json"), "the file")
+    out: Path = setting(Path("runs/tokenizer.json"), "output file")
 
 
 add_tokenizer = partial(add_own_and_shared, own=TokenizerTraining, shared="data")
@@ -129,25 +129,25 @@ def run_tokenizer(options: argparse.Namespace) -> int:
     from stages.checkpoint.files import replace_file
     from trainer.blocks.data import load_corpus, train_tokenizer
 
-    asked, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
-    with file_errors(InputError, f"cannot write {asked.out}", "choose another --out FILE"):
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-    check_destination(asked.out, "--out")
-    tokenizer = train_tokenizer(corpus.train, asked.vocabulary)
-    replace_file(asked.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
-    spelled = corpus.in_tokens(tokenizer)
-    print(f"{asked.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")
+    flags, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
+    with file_errors(InputError, f"cannot write {flags.out}", "choose another --out FILE"):
+        flags.out.parent.mkdir(parents=True, exist_ok=True)
+    check_destination(flags.out, "--out")
+    tokenizer = train_tokenizer(corpus.train, flags.vocabulary)
+    replace_file(flags.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
+    tokenized = corpus.in_tokens(tokenizer)
+    print(f"{flags.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(tokenized.valid):.2f} bytes per token")
     return 0
 
 
 @dataclass(frozen=True)
 class Evaluation:
     checkpoints: tuple[Path, ...] = field(
-        metadata=flag("a checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
+        metadata=flag("checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
     )
-    windows: int = setting(24, "evenly spaced windows", least=1)
-    min_context: int = setting(64, "read but not scored in each", metavar="BYTES", least=1)
-    steps: int = setting(4, "Euler steps in each block", least=1)
+    windows: int = setting(24, "evenly spaced windows to score", least=1)
+    min_context: int = setting(64, "context at the start of each window, read but not scored", metavar="BYTES", least=1)
+    steps: int = setting(4, "Euler steps per block", least=1)
 
 
 add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads json")
@@ -158,21 +158,21 @@ def run_evaluate(options: argparse.Namespace) -> int:
     from stages.checkpoint.bundle import find_bundle
     from trainer.blocks.evaluate import Scorer
 
-    asked, corpus = from_flags(Evaluation, options), corpus_of(options)
-    scorer = Scorer(corpus, asked.windows, asked.min_context, asked.steps)
-    results = [scorer.score(path) for directory in asked.checkpoints for path in find_bundle(directory).models.values()]
+    flags, corpus = from_flags(Evaluation, options), corpus_of(options)
+    scorer = Scorer(corpus, flags.windows, flags.min_context, flags.steps)
+    results = [scorer.score(path) for directory in flags.checkpoints for path in find_bundle(directory).models.values()]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
-        settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}
+        settings = {"windows": flags.windows, "min_context": flags.min_context, "steps_per_block": flags.steps}
         record = {"text": text, **settings, "checkpoints": [asdict(result) for result in results]}
         print(json.dumps(record, indent=2))
         return 0
     for result in results:
         print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
         for score in result.scores:
-            print(f"  {score.name:50} {score.bits_per_byte:8.3f} bits/byte of {score.bytes:,} bytes")
+            print(f"  {score.name:50} {score.bits_per_byte:8.3f} bits/byte over {score.bytes:,} bytes")
         if not result.trained_on_this_text:
-            print("  note: trained on other text than lies beside this validation text")
+            print("  note: not trained on the text that belongs to this validation text")
     return 0
 
 
@@ -184,11 +184,11 @@ class PictureTraining:
     kind: Literal["chain", "steps", "local"] = field(
         metadata=flag("blocks; an undivided net; one of a block's size", name="kind")
     )
-    data: Path = field(metadata=flag("npz, or a folder for each class", metavar="PATH"))
+    data: Path = field(metadata=flag("npz file, or a folder with a subfolder per class", metavar="PATH"))
     out: Path | None = setting(None, "the checkpoint (runs/pictures/KIND)", metavar="DIR")
     # A net for all noise levels.
-    start: Path | None = setting(None, "of a chain: the net that its blocks begin with", metavar="CKPT")
-    block: int | None = setting(None, "of a chain: only this block")
+    start: Path | None = setting(None, "for a chain: net from which all blocks start", metavar="CKPT")
+    block: int | None = setting(None, "for a chain: train only this block")
 
 
 add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads device")
@@ -200,17 +200,17 @@ def run_pictures(options: argparse.Namespace) -> int:
         from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
 
     set_threads(options)
-    asked = from_flags(PictureTraining, options)
+    flags = from_flags(PictureTraining, options)
     config = from_toml(PictureConfig, read_toml(options.config) if options.config else {}, str(options.config))
     config = replace(config, steps=from_flags(SharedFlags, options).steps or config.steps)
-    pictures = replace(load_pictures(asked.data), device=check_device(options.device or "cpu"))
-    out = asked.out or Path("runs/pictures") / asked.kind
-    if asked.kind == "chain":
-        manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
-    elif asked.block is not None or asked.start is not None:
-        raise InputError(f"--block and --start are of a chain: {asked.kind} is trained as a whole")
+    pictures = replace(load_pictures(flags.data), device=check_device(options.device or "cpu"))
+    out = flags.out or Path("runs/pictures") / flags.kind
+    if flags.kind == "chain":
+        manifest = train_picture_blocks(config, pictures, out, flags.block, flags.start)
+    elif flags.block is not None or flags.start is not None:
+        raise InputError(f"--block and --start apply only to a chain: {flags.kind} is trained as a whole")
     else:
-        manifest = train_undivided(config, pictures, out, asked.kind == "steps")
+        manifest = train_undivided(config, pictures, out, flags.kind == "steps")
     for name, losses in manifest.metrics.items():
         print(f"{name:10} loss on validation pictures {next(iter(losses.values())):.4f}")
     done = sum(part is not None for part in manifest.parts)
@@ -224,7 +224,7 @@ def run_pictures(options: argparse.Namespace) -> int:
 @dataclass(frozen=True)
 class Halved:
     checkpoint: Path = field(metadata=flag("", name="checkpoint", metavar="CKPT"))
-    out: Path = field(metadata=flag("the new checkpoint", metavar="DIR"))
+    out: Path = field(metadata=flag("new checkpoint", metavar="DIR"))
 
 
 add_halve = partial(add_flags, cls=Halved)

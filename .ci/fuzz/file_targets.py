@@ -123,15 +123,15 @@ def folder() -> Target:
 
     def parse(data: bytes) -> None:
         try:
-            told = json.loads(data)
-            sizes = dict(told["tensors"])
+            parsed = json.loads(data)
+            sizes = dict(parsed["tensors"])
             stored = {name: torch.zeros(size) for name, size in sizes.items() if math.prod(size) <= MAX_NUMBERS}
         except (ValueError, TypeError, LookupError, RuntimeError, RecursionError, OverflowError):
             return  # describes no folder
         for name, file in settings.items():
             (base / file).unlink(missing_ok=True)
-            if told.get(name) is not None:
-                (base / file).write_text(json.dumps(told[name]))
+            if parsed.get(name) is not None:
+                (base / file).write_text(json.dumps(parsed[name]))
         save_file(stored, base / huggingface.SINGLE)
         source = huggingface.HuggingFaceSource(base)
         source.check()
@@ -181,7 +181,7 @@ def tokenizer() -> Target:
         scores = [-float(i) for i in range(len(spelled))]
         numbers = {**dict.fromkeys(NAMED), "bos": 1, "eos": 2, "unknown": 0}
         for pre, model in [*((pre, "gpt2") for pre in SPLITS), ("default", "llama")]:
-            told = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], numbers, True, True, False)
-            yield tokenizer_json(told).encode()
+            parsed = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], numbers, True, True, False)
+            yield tokenizer_json(parsed).encode()
 
     return Target(parse, seeds(), (OnesweepError, StatusError), changed_json)

@@ -125,7 +125,7 @@ class Training:
         if which == WORKER_FILE:
             load_worker(self.file)
         elif messages := [KINDS[which].FromString(each) for each in split(data[2:])]:
-            self.put_right(messages, flags)
+            self.fix_checksums(messages, flags)
             if which < len(METHODS):
                 self.loop.run_until_complete(self.call(METHODS[which], messages))
             elif KINDS[which] is rounds_pb2.JoinResponse:
@@ -133,7 +133,7 @@ class Training:
             elif messages[0].part in self.spec.shapes:
                 self.fetch(messages[0])
 
-    def put_right(self, messages: list[Any], flags: int) -> None:
+    def fix_checksums(self, messages: list[Any], flags: int) -> None:
         """Write in a call what only the coordinator knows, and what no mutation guesses."""
         run, head = self.coordinator(), messages[0]
         member = run.members.at(Place(flags & SECOND_PLACE, 0))
@@ -194,7 +194,7 @@ class Training:
         member = run.members.at(Place(0, 0))
         assert member is not None
         held = [rounds_pb2.Held(part=part)]
-        order: Any = run._filled(rounds_pb2.Order(round=0), part, {})
+        order: Any = run._fill_order(rounds_pb2.Order(round=0), part, {})
         yield [joining]
         yield [rounds_pb2.NextRequest(worker="w0", lease=member.lease, after=0, held=held)]
         yield from ([rounds_pb2.FetchRequest(name=name)] for name in (order.base.files[0].name, "features-0"))

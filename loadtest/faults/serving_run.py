@@ -36,14 +36,14 @@ from stages.host.plan import plan_host
 if TYPE_CHECKING:
     from loadtest.benches import ChaosSettings
 
-Say = Callable[[str], None]
+Echo = Callable[[str], None]
 POLL_S = 0.1
-SOUND_S = 60.0  # how long the next fault waits for the deployment to recover
-NOTICED_S = 1.5  # after a fault's end, the time by which the router knows its effects
+RECOVERY_S = 60.0  # how long the next fault waits for the deployment to recover
+DETECTION_S = 1.5  # after a fault's end, the time by which the router knows its effects
 OK = "OK"
 LATE = "LATE"  # no complete answer within the request's patience, with any number of tries
 # Statuses after which a client may repeat the same request.
-AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
+RETRIABLE = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
 PAUSE_S = 0.25  # before another call, if a refusal names no time
 
 PROMPTS = 3  # per mode
@@ -111,21 +111,21 @@ class Clients:
         self.answers = list[Answer]()
         self._numbers, self._stopped = itertools.cycle(range(len(cases))), threading.Event()
         self._threads = ThreadPoolExecutor(at_once)
-        self._asking = [self._threads.submit(self._ask_on) for _ in range(at_once)]
+        self._futures = [self._threads.submit(self._ask_repeatedly) for _ in range(at_once)]
 
     def wait(self, until_s: float) -> None:
         """Wait. Raises ServiceError if the clients' process ends meanwhile."""
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, POLL_S))
             if (code := self.caller.process.poll()) is not None:
-                raise ServiceError(f"the clients' process ended with exit code {code}")
+                raise ServiceError(f"the client process exited with code {code}")
 
     def finish(self) -> RouterState:
         """Send no more. Wait for outstanding answers, and for all hosts to be up without remains of any request."""
         self._stopped.set()
-        for each in self._asking:
+        for each in self._futures:
             each.result()
-        deadline = time.monotonic() + SOUND_S
+        deadline = time.monotonic() + RECOVERY_S
         while ((state := self.caller.state()).sessions or state.problems) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return state
@@ -135,7 +135,7 @@ class Clients:
         self.caller.close()
         self._threads.shutdown()
 
-    def _ask_on(self) -> None:
+    def _ask_repeatedly(self) -> None:
         while not self._stopped.is_set():
             self.answers.append(self._ask(next(self._numbers)))
 
@@ -152,7 +152,7 @@ class Clients:
             outputs.append(bytes.fromhex(found["output_hex"]))
             code, retry_ms = found["code"], found["retry_after_ms"]
             failures.append(f"{code}: {found['error']}")
-            if code not in AGAIN:
+            if code not in RETRIABLE:
                 status = LATE if code == "DEADLINE_EXCEEDED" else code
                 break
             time.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
@@ -183,7 +183,7 @@ class ChaosResult:
         return bad + self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
 
 
-def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
+def chaos(settings: ChaosSettings, echo: Echo) -> ChaosResult:
     """Run it. Raises OnesweepError without a deployment, or without a text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))  # refuse early, before anything is started
@@ -192,16 +192,16 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         facts = testbed.opened.caller.facts()
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)
         if not cases:
-            raise ServiceError("nothing here writes text: give --checkpoint a bundle that does")
-        able = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # loopback has no link to cut
-        schedule = make_schedule({name: FAULTS[name].targets(testbed) for name in able}, settings)
-        say(f"the texts of {len(cases)} requests, before anything happens ...")
+            raise ServiceError("this bundle writes no text: give a --checkpoint that does")
+        kinds = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # loopback has no link
+        schedule = make_schedule({name: FAULTS[name].targets(testbed) for name in kinds}, settings)
+        echo(f"generating reference texts of {len(cases)} requests without faults ...")
         texts = _texts(testbed, cases)
-        say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
+        echo(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         caller = Caller(testbed.opened.network.command(ROUTER, COMMAND), Access(testbed.router, insecure=True))
         with closing(Clients(caller, cases, settings.requests_at_once, settings.patience_s)) as clients:
             begin_s = time.monotonic()
-            faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
+            faults, ended = _run_schedule(testbed, clients, schedule, begin_s + settings.warm_up_s, echo)
             clients.wait(begin_s + settings.seconds)
             seconds, last_state = time.monotonic() - begin_s, clients.finish()
         return ChaosResult(
@@ -225,16 +225,16 @@ def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[byte
     for case, *answers in zip(cases, first, again, strict=True):
         name = f"{case.mode}, seed {case.seed}"
         if errors := [answer["error"] for answer in answers if "error" in answer]:
-            raise ServiceError(f"no answer in {name}, before anything happened: {errors[0]}")
+            raise ServiceError(f"{name}: no answer before the first fault: {errors[0]}")
         one, other = (bytes.fromhex(answer["account"]["output_hex"]) for answer in answers)
         if one != other:
-            raise ServiceError(f"{name}, has two answers before anything happened")
+            raise ServiceError(f"{name}: two different answers before the first fault")
         texts.append(one)
     return texts
 
 
-def _go_through(
-    testbed: ServingTestbed, clients: Clients, schedule: Sequence[PlannedFault], begin_s: float, say: Say
+def _run_schedule(
+    testbed: ServingTestbed, clients: Clients, schedule: Sequence[PlannedFault], begin_s: float, echo: Echo
 ) -> tuple[list[PlannedFault], dict[str, str]]:
     """Run every fault at its time, one after the other; the next one waits until the deployment has recovered.
 
@@ -244,12 +244,12 @@ def _go_through(
     done: list[PlannedFault] = []
     ended: dict[str, str] = {}
     for planned in schedule:
-        clients.wait(begin_s + max(planned.at_s, done[-1].end_s + NOTICED_S if done else 0.0))
-        deadline = time.monotonic() + SOUND_S
+        clients.wait(begin_s + max(planned.at_s, done[-1].end_s + DETECTION_S if done else 0.0))
+        deadline = time.monotonic() + RECOVERY_S
         while clients.caller.state().problems and time.monotonic() < deadline:
             clients.wait(time.monotonic() + POLL_S)
         ended = testbed.deployment.ended() | ended
-        say(f"  {replace(planned, at_s=time.monotonic() - begin_s)}")
+        echo(f"  {replace(planned, at_s=time.monotonic() - begin_s)}")
         # One at a time: with two hosts per block, two faults at once may leave no path, and then a request fails
         # rightly.
         fault_s = time.monotonic()
@@ -264,7 +264,7 @@ def _go_through(
 
 # The report
 
-SHOWN = 5
+MAX_SHOWN = 5
 
 
 def serving_report(result: ChaosResult) -> BenchReport:
@@ -276,7 +276,7 @@ def serving_report(result: ChaosResult) -> BenchReport:
         "faults": list(map(asdict, result.faults)),
     }
     table = "\n" + "\n".join(f"- {words}" for words in verdict(result))
-    return BenchReport(table, record, holds=not result.trouble)
+    return BenchReport(table, record, passed=not result.trouble)
 
 
 def verdict(result: ChaosResult) -> list[str]:
@@ -285,24 +285,24 @@ def verdict(result: ChaosResult) -> list[str]:
         f"{len(result.answers)} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
         f"{', '.join(f'{result.fates[fate]} {fate}' for fate in Fate)}; "
         f"{sum(each.replays for each in result.answers)} replays on other hosts, "
-        f"{sum(len(each.failures) for each in result.answers)} calls that failed",
-        *(f"{name} had ended: {last}" for name, last in result.ended.items()),
-        *(f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()),
+        f"{sum(len(each.failures) for each in result.answers)} failed calls",
+        *(f"{name} exited: {last}" for name, last in result.ended.items()),
+        *(f"not ready at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()),
     ]
     if sessions := result.last_state.sessions:
         words.append(f"{sessions} sessions are still open on hosts after the last answer")
-    return words + wrong_words(result)[:SHOWN]
+    return words + wrong_answers(result)[:MAX_SHOWN]
 
 
-def wrong_words(result: ChaosResult) -> list[str]:
+def wrong_answers(result: ChaosResult) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in result.answers:
-        asked, text, fate = result.cases[answer.case], result.texts[answer.case], answer.fate(result.texts[answer.case])
+        case, text, fate = result.cases[answer.case], result.texts[answer.case], answer.fate(result.texts[answer.case])
         if fate is not Fate.RIGHT:
-            said = answer.failures[-1] if answer.failures else "nothing said"
+            error = answer.failures[-1] if answer.failures else "no error"
             words.append(
-                f"{asked.mode}, seed {asked.seed}: {fate} after {answer.end_s - answer.begin_s:.1f} s, {answer.status} "
-                f"({said}): {answer.outputs!r}, right is {text!r}"
+                f"{case.mode}, seed {case.seed}: {fate} after {answer.end_s - answer.begin_s:.1f} s, {answer.status} "
+                f"({error}): {answer.outputs!r}, expected {text!r}"
             )
     return words

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadtest.commands import Row, say
+from loadtest.commands import Row, echo
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import Network, check_network, default_hosts, deployed, open_network
@@ -74,7 +74,7 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
         raise InputError(f"there is no file {settings.source}")
     positions = read_manifest(directory).text_architecture.positions
     if positions <= LONG:
-        raise InputError(f"{directory} reads {positions} tokens: measured are prompts of {LONG}")
+        raise InputError(f"{directory} reads {positions} tokens, but this bench needs prompts of {LONG}")
     if settings.rpc is not None:
         if missing := [name for name in (SERVER, CLIENT) if not (settings.rpc / name).is_file()]:
             raise InputError(
@@ -83,38 +83,38 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
             )
         for profile in PROFILES:
             check_network(profile, default_hosts(settings.checkpoint), settings.checkpoint)
-    sides: dict[str, Callable[[], dict[str, float]]] = {"onesweep": partial(our_figures, directory)}
+    engines: dict[str, Callable[[], dict[str, float]]] = {"onesweep": partial(onesweep_figures, directory)}
     if importlib.util.find_spec(PEER):
-        sides["llama.cpp"] = partial(their_figures, settings.source)
+        engines["llama.cpp"] = partial(llama_figures, settings.source)
     else:
-        say(f"llama.cpp is not here, and ours stands alone: pip install {PEER}")
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+        echo(f"llama.cpp is not installed; measuring onesweep alone: pip install {PEER}")
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     # a process for each, so that neither is measured with the other's memory or threads
     os.environ.update(with_large_pages())  # as for hosts
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as process:
         for turn in range(settings.rounds):
-            for name, measure in sides.items():
-                say(f"{name}, round {turn + 1} of {settings.rounds} ...")
+            for name, measure in engines.items():
+                echo(f"{name}, round {turn + 1} of {settings.rounds} ...")
                 try:
                     found[name].append(process.submit(measure).result())
                 except BrokenProcessPool:
-                    raise OnesweepError(f"{name} ended its process: what it said before is the reason") from None
+                    raise OnesweepError(f"the process of {name} died: its output above says why") from None
     rows = [row for what in found["onesweep"][0] for row in _rows(what, found)]
     return rows if settings.rpc is None else rows + measure_links(settings)
 
 
 def _rows(what: str, found: dict[str, list[dict[str, float]]]) -> list[Row]:
     values = {name: statistics.median(each[what] for each in turns) for name, turns in found.items()}
-    unit = "MB" if what == MEMORY else "tokens a processor second"
+    unit = "MB" if what == MEMORY else "tokens per CPU second"
     rows = [Row(f"{what}: {name}", value, unit) for name, value in values.items()]
     if "llama.cpp" in values:
-        rows.append(Row(f"{what}: ours over theirs", values["onesweep"] / values["llama.cpp"], "x"))
+        rows.append(Row(f"{what}: onesweep over llama.cpp", values["onesweep"] / values["llama.cpp"], "x"))
     return rows
 
 
 @torch.inference_mode()
-def our_figures(directory: Path) -> dict[str, float]:
+def onesweep_figures(directory: Path) -> dict[str, float]:
     """All stages in this process, one after the other, generating the likeliest token."""
     torch.set_num_threads(1)
     a = read_manifest(directory).text_architecture
@@ -136,13 +136,13 @@ def our_figures(directory: Path) -> dict[str, float]:
     return figures(spent_s)
 
 
-def their_figures(source: Path) -> dict[str, float]:
+def llama_figures(source: Path) -> dict[str, float]:
     """llama.cpp's server with one thread, without HTTP, generating the likeliest token."""
     llama: Any = importlib.import_module(PEER)
-    most = max(AT_ONCE)
+    slots = max(AT_ONCE)
     settings = llama.CommonParams()
     settings.model.path = str(source)
-    settings.n_parallel, settings.n_ctx = most, most * (LONG + FIRST + STEPS)
+    settings.n_parallel, settings.n_ctx = slots, slots * (LONG + FIRST + STEPS)
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     settings.verbosity = 1  # only errors: it would log each request
     try:
@@ -153,8 +153,8 @@ def their_figures(source: Path) -> dict[str, float]:
     def ask(prompt: int, steps: int) -> None:
         request = {"prompt": list(range(prompt)), "n_predict": steps, "temperature": 0, "ignore_eos": True}
         answer = server.handle_completions({**request, "cache_prompt": False})
-        if (wrote := answer["usage"]["completion_tokens"]) != steps:
-            raise OnesweepError(f"llama.cpp wrote {wrote} tokens of {steps}")
+        if (written := answer["usage"]["completion_tokens"]) != steps:
+            raise OnesweepError(f"llama.cpp wrote {written} tokens instead of {steps}")
 
     def spent_s(count: int, prompt: int, steps: int) -> float:
         begin = time.process_time()
@@ -172,13 +172,13 @@ def measure_links(settings: PeerSettings) -> list[Row]:
         taken: dict[str, list[float]] = {name: [] for name in (RPC, *MODES)}
         with open_network(profile, default_hosts(settings.checkpoint)) as network:
             for turn in range(settings.rounds):
-                say(f"{profile}, round {turn + 1} of {settings.rounds} ...")
+                echo(f"{profile}, round {turn + 1} of {settings.rounds} ...")
                 taken[RPC].append(rpc_s(settings, network))
-                for mode, seconds in our_s(settings, network, seed=turn).items():
+                for mode, seconds in onesweep_s(settings, network, seed=turn).items():
                     taken[mode].append(seconds)
         found = {name: statistics.median(each) for name, each in taken.items()}
-        rows += [Row(f"{profile}: {name}", seconds, "s a token") for name, seconds in found.items()]
-        rows += [Row(f"{profile}: theirs over {mode}", found[RPC] / found[mode], "x") for mode in MODES]
+        rows += [Row(f"{profile}: {name}", seconds, "s/token") for name, seconds in found.items()]
+        rows += [Row(f"{profile}: llama.cpp over {mode}", found[RPC] / found[mode], "x") for mode in MODES]
     return rows
 
 
@@ -187,21 +187,21 @@ def rpc_s(settings: PeerSettings, network: Network) -> float:
     assert settings.rpc is not None
     with contextlib.ExitStack() as stack:
         for node in network.nodes[1:]:
-            stack.enter_context(_serving(network, node, settings.rpc))
+            stack.enter_context(_rpc_server(network, node, settings.rpc))
         hosts = ",".join(map(network.address, network.nodes[1:]))
-        asked = ["-m", str(settings.source), "-p", "0", "-n", str(TOKENS), "-r", "1", "-t", "1", "-ngl", "99"]
-        command = [str(settings.rpc / CLIENT), "--rpc", hosts, *asked, "-o", "json"]
+        options = ["-m", str(settings.source), "-p", "0", "-n", str(TOKENS), "-r", "1", "-t", "1", "-ngl", "99"]
+        command = [str(settings.rpc / CLIENT), "--rpc", hosts, *options, "-o", "json"]
         done = subprocess.run(network.command(ROUTER, command), capture_output=True, text=True)
     try:
         (measured,) = json.loads(done.stdout)
         return 1 / float(measured["avg_ts"])
     except (ValueError, KeyError, ZeroDivisionError):
-        said = " ".join(done.stderr.split())[-300:]
-        raise OnesweepError(f"{CLIENT} measured nothing (exit code {done.returncode}): {said}") from None
+        message = " ".join(done.stderr.split())[-300:]
+        raise OnesweepError(f"{CLIENT} printed no result (exit code {done.returncode}): {message}") from None
 
 
 @contextlib.contextmanager
-def _serving(network: Network, node: str, programs: Path) -> Iterator[None]:
+def _rpc_server(network: Network, node: str, programs: Path) -> Iterator[None]:
     """A listening llama.cpp server in a node."""
     host, port = parse_address(network.address(node))
     # line-buffered, or its output would stay in a buffer
@@ -212,13 +212,13 @@ def _serving(network: Network, node: str, programs: Path) -> Iterator[None]:
         try:
             assert process.stdout is not None
             if not any("endpoint" in line for line in iter(process.stdout.readline, "")):
-                raise ServiceError(f"{SERVER} ended in {node}: start it by hand to see why")
+                raise ServiceError(f"{SERVER} exited in {node}: start it by hand to see why")
             yield
         finally:
             process.kill()
 
 
-def our_s(settings: PeerSettings, network: Network, seed: int) -> dict[str, float]:
+def onesweep_s(settings: PeerSettings, network: Network, seed: int) -> dict[str, float]:
     """Time of a token in each mode, at temperature 1, including the prompt's trip, which the peer does not need."""
     found = {}
     with deployed(network, settings.checkpoint) as testbed:

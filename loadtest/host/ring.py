@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from loadtest.commands import Row, say
+from loadtest.commands import Row, echo
 from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
@@ -67,7 +67,7 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     ring = local_topology(hosts, parts, settings.checkpoint, free_port_block(hosts + 1) + 1)
     subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
     all_cores = torch.get_num_threads()
-    say(f"{hosts} hosts on loopback; keep the machine idle ...")
+    echo(f"{hosts} hosts on loopback; keep the machine idle ...")
     with temporary_deployment(ring, settings.checkpoint) as deployment:
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
         idle = _idle_rows(deployment)
@@ -114,7 +114,7 @@ async def _served(router: str, mode: str, subject: TextRequests | PictureRequest
             answers: list[TimedAnswer] = await asyncio.gather(*(_timed(client, mode, subject, seed) for seed in seeds))
             end = time.perf_counter()
             if answers != alone:
-                raise OnesweepError(f"mode {mode}: a result depends on what is asked for beside it")
+                raise OnesweepError(f"mode {mode}: a result depends on the other requests in its batch")
             together.append(sum(each.units for each in answers) / (end - begin))
     return alone, statistics.median(together)
 
@@ -160,7 +160,7 @@ class TextRequests:
         room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
         self.units = settings.max_tokens or min(TOKENS, room)
         if self.units > room:
-            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves, not {self.units}")
+            raise InputError(f"--max-tokens must be 1 to {room} to fit the context, not {self.units}")
 
     async def ask(self, client: AsyncClient, mode: str, seed: int) -> Result:
         return await client.generate(PROMPT, mode=mode, max_tokens=self.units, seed=seed)
@@ -195,8 +195,8 @@ class PictureRequests:
         return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
 
     async def ask(self, client: AsyncClient, mode: str, seed: int) -> DrawnPictures:
-        asked = str(self._class_of(seed, mode))
-        return await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
+        class_ = str(self._class_of(seed, mode))
+        return await client.draw(class_, mode=mode, levels=self.settings.levels, seed=seed)
 
     def bare(self, mode: str) -> Callable[[], None]:
         """A loop over a batch of requests."""

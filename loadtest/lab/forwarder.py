@@ -60,7 +60,7 @@ class Channel:
 
 # Changes to a running lab's links: datagrams to the process that carries its packets.
 
-ANSWER_S = 5.0
+REPLY_S = 5.0
 MAX_BYTES = 1 << 16  # of an order
 CREDENTIALS = struct.Struct("3i")  # a sender's process, user and group, certified by the kernel
 
@@ -76,7 +76,7 @@ def open_orders(pid: int) -> socket.socket:
     return orders
 
 
-def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
+def apply_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
     """Change the links named in a datagram from this user, and confirm."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         order, ancillary, _, sender = orders.recvmsg(MAX_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
@@ -90,10 +90,10 @@ def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
         orders.sendto(b"done", sender)
 
 
-def give_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
+def send_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
     """Have a lab's process cut or restore these links. Raises LabError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
-        own.settimeout(ANSWER_S)
+        own.settimeout(REPLY_S)
         own.bind("")  # the kernel chooses a name for the answer
         try:
             own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
@@ -118,14 +118,14 @@ LONGEST_NAP_S, SHORTEST_NAP_S, NAP_SHARE = 200e-6, 50e-6, 0.02
 LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load means this many turns in a row, each shorter than this
 
 
-def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> NoReturn:
+def forward_packets(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> NoReturn:
     """Read TUN devices and deliver packets by their destination address, until the process ends.
 
     `devices`: TUN descriptors by node address; `orders`: from `open_orders`. Raises OSError if a device has gone.
     """
     nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
     nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
-    ways = {
+    routes = {
         tun: {
             socket.inet_aton(destination): (channels[source, destination], other)
             for destination, other in devices.items()
@@ -133,38 +133,38 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket
         }
         for source, tun in devices.items()
     }
-    hurry()
-    flying: list[tuple[int, int, int, bytes]] = []
+    raise_priority()
+    in_flight: list[tuple[int, int, int, bytes]] = []
     number = 0  # keeps packets with the same delivery time in order
-    waiting = [*ways, orders.fileno()]
+    waiting = [*routes, orders.fileno()]
     # Local names are faster than those of modules and objects.
     turns, since_ns, loaded = 0, 0, False
     clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
     wait, sleep = select.select, time.sleep
     while True:
-        timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
+        timeout_s = max(0, in_flight[0][0] - clock() - EARLY_NS) / 1e9 if in_flight else None
         ready = wait(waiting, (), (), timeout_s)[0]
         for tun in ready:
-            if tun not in ways:
-                obey(orders, channels)
+            if tun not in routes:
+                apply_order(orders, channels)
                 continue
-            links = ways[tun]
+            links = routes[tun]
             try:
                 for _ in range(BATCH):
                     packet = read(tun, 2048)
-                    way = links.get(packet[16:20])
-                    if way is None:  # not IPv4, or not for a node of the lab
+                    route = links.get(packet[16:20])
+                    if route is None:  # not IPv4, or not for a node of the lab
                         continue
-                    due_ns = way[0].admit(clock(), len(packet))
+                    due_ns = route[0].admit(clock(), len(packet))
                     if due_ns != DROPPED:
                         number += 1
-                        push(flying, (due_ns, number, way[1], packet))
+                        push(in_flight, (due_ns, number, route[1], packet))
             except BlockingIOError:
                 pass
         limit_ns = clock() + EARLY_NS
         try:
-            while flying and flying[0][0] <= limit_ns:
-                _, _, tun, packet = pop(flying)
+            while in_flight and in_flight[0][0] <= limit_ns:
+                _, _, tun, packet = pop(in_flight)
                 write(tun, packet)
         except OSError:  # the node's device was taken down; other due packets go in the next turn
             pass
@@ -176,7 +176,7 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket
             sleep(nap_s)
 
 
-def hurry() -> None:
+def raise_priority() -> None:
     """Make this process wake promptly: real-time priority, exact timers, no pauses of its own."""
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from loadtest.lab.forwarder import give_order
+from loadtest.lab.forwarder import send_order
 from loadtest.lab.namespaces import TUN, LabError
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
@@ -64,14 +64,14 @@ class Lab:
         inside = ["nsenter", f"--net={self._place(node).namespace}", "--"]
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
-    def cut(self, one: str, other: str, lasts: bool = True) -> None:
+    def cut(self, one: str, other: str, is_cut: bool = True) -> None:
         """Drop every packet between two nodes, or deliver them again. Raises InputError or LabError."""
         ends = (self.address(one), self.address(other))
-        give_order(self.pid, [ends, ends[::-1]], lasts)
+        send_order(self.pid, [ends, ends[::-1]], is_cut)
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
-            raise InputError(f"no node {node!r} in the lab; there are {', '.join(self.nodes)}")
+            raise InputError(f"no node {node!r} in the lab; its nodes are {', '.join(self.nodes)}")
         return self.places[node]
 
 
@@ -80,17 +80,17 @@ def lab_problem() -> str:
     if sys.platform != "linux":
         return "a lab needs Linux: network namespaces are its nodes"
     if os.geteuid() != 0:
-        return "a lab needs root: it makes network namespaces (sudo, or a container with --privileged)"
+        return "a lab needs root: it creates network namespaces (sudo, or a container with --privileged)"
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             return f"the program {program} is missing: install the package {package}"
     if not TUN.exists():
-        return f"there is no {TUN} on this machine: modprobe tun"
+        return f"{TUN} is missing: run `modprobe tun`"
     trial = ["unshare", "--net", "ip", "tuntap", "add", "dev", "wan", "mode", "tun"]
     done = subprocess.run(trial, capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        return f"this user may not make network namespaces ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
+        message = " ".join(done.stderr.split())
+        return f"this user cannot create network namespaces ({message}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
     return ""
 
 

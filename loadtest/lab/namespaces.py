@@ -73,7 +73,7 @@ def set_network(address: str, closed: Collection[str] = ()) -> None:
     """Give this namespace's node its address and a route to the others. Raises LabError with the output of `ip`.
 
     :param closed: addresses of nodes whose connections it rejects."""
-    _told(
+    _run(
         IP,
         "link set lo up",
         f"address add {address}/32 dev lo",
@@ -81,7 +81,7 @@ def set_network(address: str, closed: Collection[str] = ()) -> None:
         f"route add {SUBNET} dev {DEVICE} src {address}",
     )
     if closed:
-        _told(NFT, "table inet lab {", f"{INPUT} ip saddr {{ {', '.join(closed)} }} drop; }}", "}")
+        _run(NFT, "table inet lab {", f"{INPUT} ip saddr {{ {', '.join(closed)} }} drop; }}", "}")
 
 
 def make_home() -> int:
@@ -90,13 +90,13 @@ def make_home() -> int:
     with own_namespace() as home:
         pass
     path = f"/proc/{os.getpid()}/fd/{home}"
-    _told(
+    _run(
         IP,
         f"link add home type veth peer name eth0 netns {path}",
         f"address add {GATEWAY_ADDRESS}/24 dev home",
         "link set home up",
     )
-    _told(
+    _run(
         ["nsenter", f"--net={path}", "--", *IP],
         "link set lo up",
         f"address add {HOME_ADDRESS}/24 dev eth0",
@@ -106,18 +106,18 @@ def make_home() -> int:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")  # of this thread's namespace
     forward = f'chain forward {{ type filter hook forward priority 0; {ESTABLISHED} iifname != "home" drop; }}'
     after = f'chain after {{ type nat hook postrouting priority 100; oifname "{DEVICE}" masquerade random; }}'
-    _told(NFT, "table inet lab {", f"{INPUT} drop; }}", forward, "}", "table ip lab {", after, "}")
+    _run(NFT, "table inet lab {", f"{INPUT} drop; }}", forward, "}", "table ip lab {", after, "}")
     return home
 
 
-def _told(command: list[str], *lines: str) -> None:
+def _run(command: list[str], *lines: str) -> None:
     """Run a program with lines of input. Raises LabError with its output."""
     try:
         done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
     except FileNotFoundError:
         raise LabError(f"the program {command[0]} is missing: install the package nftables") from None
     if done.returncode:
-        raise LabError(f"{command[0]} could not set the lab's network: {' '.join(done.stderr.split())}")
+        raise LabError(f"{command[0]} could not configure the lab's network: {' '.join(done.stderr.split())}")
 
 
 def processes_in(inodes: set[int]) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import permutations
 from typing import NoReturn
 
-from loadtest.lab.forwarder import Channel, carry, open_orders
+from loadtest.lab.forwarder import Channel, forward_packets, open_orders
 from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
     HOME_ADDRESS,
@@ -41,9 +41,9 @@ def main() -> None:
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
         lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno()])
     except (LabError, OSError) as error:
-        print(json.dumps({"error": f"cannot make the lab: {error}"}), flush=True)
+        print(json.dumps({"error": f"cannot create the lab: {error}"}), flush=True)
         sys.exit(1)
-    print(json.dumps(asdict(lab.made())), flush=True)
+    print(json.dumps(asdict(lab.record())), flush=True)
     lab.run()
 
 
@@ -57,7 +57,7 @@ class LabProcess:
         self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0
-        with file_errors(LabError, "no network namespace could be made here"):
+        with file_errors(LabError, "cannot create a network namespace"):
             for name, address in zip(self.names, self.addresses, strict=True):
                 with own_namespace() as namespace:
                     self.tuns.append(open_tun())
@@ -69,7 +69,7 @@ class LabProcess:
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces.values()}
         self.orders = open_orders(os.getpid())
 
-    def made(self) -> Lab:
+    def record(self) -> Lab:
         """The record with which another process finds the lab and runs programs in it."""
         own = f"/proc/{os.getpid()}/fd"
         addresses = dict(zip(self.names, self.addresses, strict=True))
@@ -86,7 +86,7 @@ class LabProcess:
             for (one, source), (other, destination) in permutations(zip(self.names, self.addresses, strict=True), 2)
         }
         try:
-            carry(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders)
+            forward_packets(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)

@@ -34,7 +34,7 @@ class Link:
         if self.jitter_ms > self.delay_ms:
             raise ConfigError(f"jitter_ms must be 0 to delay_ms ({self.delay_ms:g}), not {self.jitter_ms:g}")
         if self.queue_ms is not None and self.rate_mbps is None:
-            raise ConfigError("queue_ms says what waits for the rate: give rate_mbps, too, or leave it out")
+            raise ConfigError("queue_ms has no effect without rate_mbps: give both, or omit queue_ms")
 
     @property
     def queue_bytes(self) -> int | None:
@@ -67,13 +67,13 @@ class Profile:
     def check_hosts(self, hosts: int) -> None:
         """Raises ConfigError unless a lab of `hosts` hosts has every node that the profile names."""
         if not 1 <= hosts <= MAX_HOSTS:
-            raise ConfigError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
+            raise ConfigError(f"a lab must have 1 to {MAX_HOSTS} hosts, not {hosts}")
         nodes, others = node_names(hosts), chain(*self.closed.values())
         for name in (*" ".join(self.links).split(), *self.gateways, *self.closed, *others):
             if name not in nodes:
                 raise ConfigError(
-                    f"profile {self.name!r} speaks of {name}, which a lab of {hosts} hosts does not have: "
-                    f"take {name.removeprefix('host-')} hosts or more, or another profile"
+                    f"profile {self.name!r} names {name}, which a lab of {hosts} hosts does not have: "
+                    f"use {name.removeprefix('host-')} hosts or more, or another profile"
                 )
 
     @classmethod
@@ -115,10 +115,10 @@ class _Entry(Link):
         """One or two directed links. Raises ConfigError."""
         one = (self.source, self.destination)
         if bool(self.between) == any(one) or (any(one) and not all(one)):
-            raise ConfigError(f'{where}: say between = ["router", "host-1"], or source = and destination =')
+            raise ConfigError(f'{where}: give between = ["router", "host-1"], or source and destination')
         ends = self.between or one
         if len(ends) != 2 or ends[0] == ends[1]:
-            raise ConfigError(f"{where}: a link has two different ends, not {list(ends)!r}")
+            raise ConfigError(f"{where}: a link must have two different ends, not {list(ends)!r}")
         for name in ends:
             if name not in node_names(MAX_HOSTS):
                 raise ConfigError(f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.commands import BenchReport, check_names, say, settings_record
+from loadtest.commands import BenchReport, check_names, echo, settings_record
 from loadtest.latency.floor import BookedCost, Floor, floor_of
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, LEVELS, NOVEL, Length, Prompts
@@ -101,7 +101,7 @@ Taken = dict[RequestSeries, list[Sample]]
 Row = dict[str, Any]
 
 
-def settled(settings: WanSettings) -> WanSettings:
+def with_defaults(settings: WanSettings) -> WanSettings:
     """Settings with the bundle's own modes, lengths and prompts where none were given.
 
     Raises OnesweepError for impossible networks and texts. A request that one mode refuses becomes a failed row.
@@ -116,17 +116,17 @@ def settled(settings: WanSettings) -> WanSettings:
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
         if any(length.draws for length in lengths):
-            raise InputError(f"{s.checkpoint} writes: it takes --bytes or --max-tokens, and no levels")
+            raise InputError(f"{s.checkpoint} writes text: give --bytes or --max-tokens, not --levels")
         for length in lengths:  # like the check of each request
             asked: dict[str, Any] = {f"max_{length.unit}": length.count, "temperature": s.temperature}
             Request(**asked).message()
         models = [read_manifest(path).text_architecture for path in bundle.models.values()]
         if (longest := max(length.count for length in lengths)) >= (most := max(each.positions for each in models)):
-            raise InputError(f"a length of {longest} leaves no place for a prompt: the context is {most}")
+            raise InputError(f"a length of {longest} leaves no room for a prompt in the context of {most}")
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
-        return replace(s, variants=s.variants or usual(s.checkpoint), lengths=lengths, prompts=prompts)
+        return replace(s, variants=s.variants or default_variants(s.checkpoint), lengths=lengths, prompts=prompts)
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
-        raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
+        raise InputError(f"{s.checkpoint} draws pictures: give --levels, but no prompts, bytes or temperature")
     served = [mode for mode in DRAWING_MODES if mode in bundle.models]
     # Classes take turns like prompts, so that no cache of one class's modulations makes a mode look quicker.
     classes = read_manifest(bundle.models[served[0]]).picture_architecture.classes
@@ -138,7 +138,7 @@ def settled(settings: WanSettings) -> WanSettings:
     )
 
 
-def usual(checkpoint: Path) -> tuple[ModeVariant, ...]:
+def default_variants(checkpoint: Path) -> tuple[ModeVariant, ...]:
     """Variants that a bundle's weights allow."""
     bundle = find_bundle(checkpoint)
     modes = ["sweep", "chunked"] * (bundle.chain is not None) + ["ar", "ar-speculative"] * (bundle.ar is not None)
@@ -159,7 +159,7 @@ def measure_wan(settings: WanSettings) -> BenchReport:
     rows, samples = list[Row](), list[dict[str, Any]]()
     for name in settings.profiles:
         every = {links: Taken({series: [] for series in series_of(settings)}) for links in settings.links or ("",)}
-        say(f"{name}: {sum(map(len, every.values()))} variants x {settings.requests * settings.at_once} requests ...")
+        echo(f"{name}: {sum(map(len, every.values()))} variants x {settings.requests * settings.at_once} requests ...")
         problem = ""
         try:
             _measure_profile(settings, name, every)
@@ -190,7 +190,7 @@ def measure_wan(settings: WanSettings) -> BenchReport:
         "rows": rows,
         "samples": samples,
     }
-    return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
+    return BenchReport(wan_table(rows), record, passed=not any(row["failures"] for row in rows))
 
 
 def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Taken]) -> None:
@@ -291,12 +291,12 @@ def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sam
         return {}
     # with the same codec, since int8 gives a different text
     plain = ModeVariant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
-    theirs, ours = (
+    ar_texts, own_texts = (
         {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account}
         for each in (replace(series, variant=plain), series)
     )
-    both = theirs.keys() & ours.keys()
-    same = sum(theirs[number] == ours[number] for number in both)
+    both = ar_texts.keys() & own_texts.keys()
+    same = sum(ar_texts[number] == own_texts[number] for number in both)
     return {"same_as_ar": same, "compared": len(both)} if both else {}
 
 
@@ -325,7 +325,7 @@ WAN: tuple[Column[Row], ...] = (
 # For machines that joined.
 LINKED: tuple[Column[Row], ...] = (
     text_column("links", "links"),
-    number_column("ms a hop", "hop_ms", 2),
+    number_column("ms/hop", "hop_ms", 2),
     number_column("x direct", "over_direct", 3),
 )
 
@@ -341,7 +341,7 @@ PICTURES: tuple[Column[Row], ...] = (
     number_column("hops", "hops", 0),
     number_column("largest hop", "largest_hop_bytes", 0),
     number_column("wire bytes", "wire_bytes", 0),
-    number_column("host ms a picture", "host_seconds", 1, scale=1e3),
+    number_column("host ms/picture", "host_seconds", 1, scale=1e3),
     text_column("failed", "failures"),
 )
 
@@ -351,7 +351,7 @@ def wan_table(rows: Sequence[Row]) -> str:
     draws = any(row["unit"] == LEVELS for row in rows)  # a bundle either generates text or draws
     failures = [
         f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}: "
-        f"{row['failures']} of {row['requests']} failed, such as: {row['error']}"
+        f"{row['failures']} of {row['requests']} failed, for example: {row['error']}"
         for row in rows
         if row["failures"]
     ]

@@ -91,8 +91,8 @@ class LoadPlan:
 @dataclass(frozen=True)
 class LoadSettings:
     target: TestbedSettings = field(default_factory=TestbedSettings)
-    modes: tuple[str, ...] = setting(("sweep",), "a run of each", name="--mode", metavar="M[,M]")
-    users: tuple[int, ...] = setting((8,), "users of a run; a run of each number", metavar="U[,U]", least=1, most=MAX)
+    modes: tuple[str, ...] = setting(("sweep",), "modes, one run each", name="--mode", metavar="M[,M]")
+    users: tuple[int, ...] = setting((8,), "numbers of users, one run each", metavar="U[,U]", least=1, most=MAX)
     seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MAX)
     max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MAX)
     first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MAX_SEED)
@@ -116,7 +116,7 @@ class Window:
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
-    def holds(self, sample: LoadSample) -> bool:
+    def contains(self, sample: LoadSample) -> bool:
         """True if the request began in the window."""
         return self.begin_s <= sample.begin_s < self.end_s
 

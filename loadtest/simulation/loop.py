@@ -147,10 +147,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run everything due, in the order in which it became due; if nothing is, jump to the next timer."""
         ready, timers, self.turns = self._ready, self._timers, self.turns + 1
         if self.turns > MAX_TURNS:
-            raise RuntimeError("the simulation goes round and round")
+            raise RuntimeError("the simulation makes no progress")
         if not ready:
             if not timers:
-                raise RuntimeError("the simulation waits for what nobody will do")
+                raise RuntimeError("the simulation is deadlocked: no event is left")
             self.now_s = max(self.now_s, timers[0][0])
         while timers and timers[0][0] <= self.now_s:
             ready.append(heapq.heappop(timers)[2])
@@ -205,7 +205,7 @@ def virtual_time() -> Iterator[VirtualLoop]:
 
 
 @contextmanager
-def quiet() -> Iterator[list[str]]:
+def captured_log() -> Iterator[list[str]]:
     """Log only errors in the block, into the list: a schedule's faults cause none."""
     said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
     errors = logging.Handler(logging.ERROR)

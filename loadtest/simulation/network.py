@@ -87,7 +87,7 @@ class MemoryNetwork:
     def slow(self, ends: tuple[str, ...], by_s: float) -> None:
         self.link(ends[0], ends[1]).delay_s += by_s
 
-    def mend(self, *ways: tuple[str, ...]) -> None:
+    def repair(self, *ways: tuple[str, ...]) -> None:
         for link in [self.link(source, target) for source, target in ways]:
             link.cut -= 1
             if not link.cut:
@@ -272,7 +272,7 @@ class FaultyWorld(ABC):
                 ways = (names, names[::-1]) if fault.kind == "cut" else (names,)
                 for source, target in ways:
                     network.cut(source, target)
-                self.lasting[fault] = partial(network.mend, *ways)
+                self.lasting[fault] = partial(network.repair, *ways)
             case "slow-link":
                 network.slow(names, fault.strength)
                 self.lasting[fault] = partial(network.slow, names, -fault.strength)

@@ -206,7 +206,7 @@ class SimulatedHost(Host):
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         super()._fault(hop, refusal, lost)
         if hop.session in self.sessions.sessions:
-            self.problems.append(f"{self.settings.name} keeps a session that it said is over")
+            self.problems.append(f"{self.settings.name} keeps a session that it reported as over")
 
 
 Pair = tuple[str, str]  # addresses of a host and the next one
@@ -242,7 +242,7 @@ class WatchedRing(Ring):
         super().__init__(**how)
         self.place, self.hit, self.problems = place, hit, problems
         self.tries = dict[str, Try]()  # by the session's name on the hosts
-        self._lost_until, self._told_until = dict[Pair, float](), dict[Pair, float]()
+        self._lost_until, self._suspect_until = dict[Pair, float](), dict[Pair, float]()
         self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session reads of it
         self._is_silent = False  # the router is leaving a silent host
         self._ended_at = dict[Session, float]()  # end of its last try
@@ -261,7 +261,7 @@ class WatchedRing(Ring):
             elif event.fault.lost and not self.tries[attempt.name].is_lost:
                 self.tries[attempt.name].is_lost = True
                 source = next((link.entry.address for link in path if link.entry.name == event.fault.host), "")
-                until_s = self._told_until[source, event.fault.lost] = monotonic() + SUSPECT_S
+                until_s = self._suspect_until[source, event.fault.lost] = monotonic() + SUSPECT_S
                 self._unread.setdefault(session, {})[source, event.fault.lost] = until_s
             receive(attempt, event)
 
@@ -279,7 +279,7 @@ class WatchedRing(Ring):
     def _check_blame(self, session: Session) -> None:
         avoided = {link.entry.name for link in self.links if link.entry.address in session.tries.blamed}
         if self.place not in self.hit and (innocent := avoided - set(self.hit)):
-            self.problems.append(f"{self.place} avoids {', '.join(sorted(innocent))}, which no fault has hit")
+            self.problems.append(f"{self.place} avoids {', '.join(sorted(innocent))}, hit by no fault")
 
     def _check(self, session: Session, path: HostPath) -> None:
         self._check_blame(session)
@@ -292,24 +292,23 @@ class WatchedRing(Ring):
             avoid = [*tries.blamed, *tries.blamed, *slow] if slow else [*tries.blamed, *targets]
             other = self.choose(session.weights, avoid) or path
         addresses, others = ({link.entry.address for link in way} for way in (path, other))
-        wrong = {
-            "begins another try beside one that has not failed": begun_at
+        rules = {
+            "begins another try while one has not failed": begun_at
             and (len(begun_at) > 1 or max(tries.failed_on.values(), default=0.0) > max(begun_at)),
-            "makes more second tries than it may": self._second_tries
-            > self.hedging._most + HEDGE_SHARE * self._results,
+            "makes too many second tries": self._second_tries > self.hedging._most + HEDGE_SHARE * self._results,
             "prefers a host that failed to a slow one": begun_at
             and len(addresses & tries.blamed) > len(others & tries.blamed),
-            "asks again at once": tries.count > 1 and not begun_at and now_s < self._ended_at[session] + PAUSE_S,
+            "retries without a pause": tries.count > 1 and not begun_at and now_s < self._ended_at[session] + PAUSE_S,
             "moves a request from silent hosts to the same ones": self._left.pop(session, ()) == path,
             "takes a link that lost work a moment ago": targets
             and not begun_at
             and not others & (targets | tries.blamed)
             and not self._lost_targets(other),
             "avoids a link that lost work long ago": self.place not in self.hit  # otherwise its clock may have jumped
-            and any(self._told_until.get(pair, 0.0) + MAX_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
+            and any(self._suspect_until.get(pair, 0.0) + MAX_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
         }
         names = " - ".join(link.entry.name for link in path)
-        self.problems += [f"{self.place} {what}, on {names}" for what, is_so in wrong.items() if is_so]
+        self.problems += [f"{self.place} {what}, on {names}" for what, is_broken in rules.items() if is_broken]
 
     def _lost_targets(self, path: HostPath) -> set[str]:
         """Target addresses of a path's links that lost work a moment ago."""

@@ -17,7 +17,7 @@ WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas 
 BEGIN_S = 2.0  # faults begin within this time
 MAX_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # slowdown of a host; range with which a second try begins alongside the first
-SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # slowdown of a range's only host; pause between the losses of both routers
+SLOW_ALONE, PARTITION_S = 100.0, (0.3, 3.5)  # slowdown of a range's only host; pause between the losses of both routers
 GONE_S = 600.0  # how long the other host is lost
 SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # a slow link's extra delay; time between resets; jump of a clock
 # Of this many seeds, one deploys a release meanwhile and another is a training: both need files, which are slow.
@@ -70,12 +70,12 @@ PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", 
 TRAINING_KINDS = sorted(
     KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "day", "month", "move", "leave", "hurry"}
 )
-OF_COORDINATOR = ("token", "no-room", "power", "torn")
+COORDINATOR_KINDS = ("token", "no-room", "power", "torn")
 WRITES = 6.0  # most writes until one is torn
 # Clients leave a silent router once gRPC's keepalive notices, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
 UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt fails, if no second try overtakes it
-UNHEARD_S = 2.4  # until a router leaves a silent host, if no second try overtakes it
+SILENCE_S = 2.4  # until a router leaves a silent host, if no second try overtakes it
 DEPLOYED_S = 4.0, 4.5  # after its start, a deployment is done
 AGAIN_S = 1.0  # after the end of a fault: delayed work arrives, and ended work has restarted
 KNOWN_S = 6.0  # after its start: routers avoid it
@@ -105,8 +105,8 @@ class PlannedFault:
 
         :param others: faults that may keep its ends from noticing it.
         :param is_spent: no second try overtakes slow work."""
-        beside = [each for each in others if each is not self and {*each.targets} & {*self.targets}]
-        seen_s = max([self.at_s, *(each.end_s for each in beside if each.at_s < begin_s)])
+        overlapping = [each for each in others if each is not self and {*each.targets} & {*self.targets}]
+        seen_s = max([self.at_s, *(each.end_s for each in overlapping if each.at_s < begin_s)])
         if self.at_s > end_s or (self.end_s + AGAIN_S < begin_s and self.kind != "lie"):  # hosts cache lies
             return 0.0
         delay_s = KINDS[self.kind].delay_s
@@ -116,9 +116,9 @@ class PlannedFault:
             if seen_s + KNOWN_S < begin_s and end_s < self.end_s:
                 return 0.0
             is_only = any(each is not self and each.stages & self.stages for each in others)  # no router leaves it
-            spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else UNHEARD_S
-            taught = [each for each in others if each.kind in SILENT_KINDS and each.at_s < min(begin_s, self.at_s)]
-            delay_s = spent_s if is_spent or is_only or taught else delay_s  # routers wait longer from then on
+            spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else SILENCE_S
+            earlier = [each for each in others if each.kind in SILENT_KINDS and each.at_s < min(begin_s, self.at_s)]
+            delay_s = spent_s if is_spent or is_only or earlier else delay_s  # routers wait longer from then on
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
@@ -156,99 +156,99 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     equal hosts, which is mostly not the spared one. If a stage has only one host, it only freezes, for less time than
     requests wait.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     if seed % TRAIN_EVERY == TRAIN_AT and not is_scripted:
-        return _training(seed, chance)
-    spared = {f"{stage}-{chance.choice((1, 2, 2, 2))}" for stage in STAGES}
-    spared_router = chance.choice(ROUTER_NAMES)
+        return _training(seed, rng)
+    spared = {f"{stage}-{rng.choice((1, 2, 2, 2))}" for stage in STAGES}
+    spared_router = rng.choice(ROUTER_NAMES)
     others = tuple(name for name in ROUTER_NAMES if name != spared_router)
     hosts = [name for name in HOSTS if name not in spared]
-    harmed = [*hosts, *others * 2]
+    faulty = [*hosts, *others * 2]
     links = [(router, host) for router in ROUTER_NAMES for host in HOSTS]
     links += [(client, router) for client in CLIENT_NAMES for router in ROUTER_NAMES] * 2
     links += [(one, other) for one in HOSTS for other in HOSTS if one[0] + other[0] in ("ab", "bc", "ca")]
     links += [*zip(hosts, hosts[1:] + hosts[:1], strict=True)] * 3  # the path of most requests
     safe = spared | {spared_router, *CLIENT_NAMES}
-    able = [ends for ends in links if not set(ends) <= safe]
-    deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 and not is_scripted else None
-    faults, is_parted = list[PlannedFault](), False
+    harmed_links = [ends for ends in links if not set(ends) <= safe]
+    deploy_at_s = rng.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 and not is_scripted else None
+    faults, is_partitioned = list[PlannedFault](), False
     if is_alone := seed % ALONE_EVERY == ALONE_AT:
-        only = chance.choice(sorted(spared))
-        other, at_s = next(name for name in hosts if name[0] == only[0]), chance.uniform(0.5, BEGIN_S)
+        only = rng.choice(sorted(spared))
+        other, at_s = next(name for name in hosts if name[0] == only[0]), rng.uniform(0.5, BEGIN_S)
         faults.append(PlannedFault("kill", (other,), 0.0, GONE_S))
-        if is_parted := chance.random() < 0.5:
-            times_s = at_s, at_s + chance.uniform(*PARTED_S)
+        if is_partitioned := rng.random() < 0.5:
+            times_s = at_s, at_s + rng.uniform(*PARTITION_S)
             ends = [(CLIENT_NAMES[0], router) for router in ROUTER_NAMES]
             faults += [PlannedFault("reset", each, then_s, 0.0) for each, then_s in zip(ends, times_s, strict=True)]
             faults.append(PlannedFault("slow", (only,), 0.0, KINDS["slow"].max_s, SLOW_ALONE))
         else:
-            faults.append(PlannedFault("freeze", (only,), at_s, chance.uniform(0.5, 3.0)))
-    count = int(not is_parted) if is_alone else chance.randint(1, MAX_FAULTS)
+            faults.append(PlannedFault("freeze", (only,), at_s, rng.uniform(0.5, 3.0)))
+    count = int(not is_partitioned) if is_alone else rng.randint(1, MAX_FAULTS)
     if seed % LIE_EVERY == LIE_AT and not is_scripted:  # an audit finds nothing if other hosts fail it
         kind, count = "lie", 0
-        length_s = chance.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
-        faults.append(PlannedFault(kind, (chance.choice(hosts),), chance.uniform(0, BEGIN_S), length_s))
+        length_s = rng.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
+        faults.append(PlannedFault(kind, (rng.choice(hosts),), rng.uniform(0, BEGIN_S), length_s))
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
     if deploy_at_s is not None:
         kinds |= dict.fromkeys(("replace", "power", "torn", "no-room"), kinds["kill"])
     any_host, any_client = [(name,) for name in hosts], [(name,) for name in CLIENT_NAMES]
     targets_of: dict[str, Sequence[tuple[str, ...]]] = {
         **{
-            each: [(n,) for n in harmed] for each in ("kill", "freeze", "jump", "untrusted", "power", "torn", "no-room")
+            each: [(n,) for n in faulty] for each in ("kill", "freeze", "jump", "untrusted", "power", "torn", "no-room")
         },
         **dict.fromkeys(("replace", "full", "broken", "slow", "token"), any_host),
-        **dict.fromkeys(("cut", "one-way"), able),
+        **dict.fromkeys(("cut", "one-way"), harmed_links),
         **dict.fromkeys(("reset", "half-open", "slow-link"), links),
-        "flap": [ends for ends in able if ends[1] in HOSTS],
+        "flap": [ends for ends in harmed_links if ends[1] in HOSTS],
         "echo": [(name,) for name in HOSTS],
     }
     for _ in range(count):
-        (kind,) = chance.choices(list(kinds), list(kinds.values()))
+        (kind,) = rng.choices(list(kinds), list(kinds.values()))
         if kind == "broken":  # one per schedule: a request has three tries when hosts report what no host may
             del kinds[kind]
-        targets = chance.choice(targets_of.get(kind, any_client))
-        strength = {"slow-link": SLOW_LINK_S, "jump": chance.uniform(*JUMP_S)}.get(kind, 0.0)
+        targets = rng.choice(targets_of.get(kind, any_client))
+        strength = {"slow-link": SLOW_LINK_S, "jump": rng.uniform(*JUMP_S)}.get(kind, 0.0)
         if kind == "slow":
-            strength = chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
+            strength = rng.choice((SLOW[0], rng.uniform(*SLOW[1])))
         elif kind == "torn":
-            strength = chance.uniform(0, WRITES)
-        if kind != "half-open" and chance.random() < 0.5:  # choose the direction of the link to cut
+            strength = rng.uniform(0, WRITES)
+        if kind != "half-open" and rng.random() < 0.5:  # choose the direction of the link to cut
             targets = targets[::-1]
-        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
+        at_s, length_s = rng.uniform(0, BEGIN_S), rng.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
         if deploy_at_s is not None and kind == "replace":
-            at_s = deploy_at_s + chance.uniform(*DEPLOYED_S)
-        elif deploy_at_s is not None and chance.random() < 0.5:
+            at_s = deploy_at_s + rng.uniform(*DEPLOYED_S)
+        elif deploy_at_s is not None and rng.random() < 0.5:
             at_s += deploy_at_s
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
-    requests = [[Asked(chance.randrange(cases), chance.uniform(0, 0.5)) for _ in range(REQUESTS)] for _ in CLIENT_NAMES]
+    requests = [[Asked(rng.randrange(cases), rng.uniform(0, 0.5)) for _ in range(REQUESTS)] for _ in CLIENT_NAMES]
     if any(fault.length_s > KNOWN_S or (fault.kind == "replace" and fault.at_s > BEGIN_S) for fault in faults):
-        requests[0][-1] = Asked(requests[0][-1].case, chance.uniform(*LATE_S))
-    ways = [(spared_router,), (spared_router, *others), *[(*others, spared_router)] * 2]
-    known = (ROUTER_NAMES if is_parted else chance.choice(ways), *(chance.choice(ways) for _ in CLIENT_NAMES[1:]))
-    second_tries = 0.0 if is_alone else (0.0, 1.0, HEDGES, HEDGES)[int(4 * chance.random())]
+        requests[0][-1] = Asked(requests[0][-1].case, rng.uniform(*LATE_S))
+    sets = [(spared_router,), (spared_router, *others), *[(*others, spared_router)] * 2]
+    known = (ROUTER_NAMES if is_partitioned else rng.choice(sets), *(rng.choice(sets) for _ in CLIENT_NAMES[1:]))
+    second_tries = 0.0 if is_alone else (0.0, 1.0, HEDGES, HEDGES)[int(4 * rng.random())]
     if seed % DATE_EVERY == DATE_AT:
-        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["day"].min_s, KINDS["day"].max_s)
-        faults.append(PlannedFault(chance.choice(list(AHEAD_S)), (chance.choice(harmed),), *times_s))
+        times_s = rng.uniform(0, BEGIN_S), rng.uniform(KINDS["day"].min_s, KINDS["day"].max_s)
+        faults.append(PlannedFault(rng.choice(list(AHEAD_S)), (rng.choice(faulty),), *times_s))
     if seed % MOVE_EVERY == MOVE_AT and not is_scripted:
-        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["move"].min_s, KINDS["move"].max_s)
-        faults.append(PlannedFault("move", (chance.choice(hosts),), *times_s))
+        times_s = rng.uniform(0, BEGIN_S), rng.uniform(KINDS["move"].min_s, KINDS["move"].max_s)
+        faults.append(PlannedFault("move", (rng.choice(hosts),), *times_s))
     faults.sort(key=lambda fault: fault.at_s)
     draws = seed % DRAW_EVERY == DRAW_AT and not is_scripted
     planned = tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s
     return Schedule(seed, *planned, draws=draws, second_tries=second_tries)
 
 
-def _training(seed: int, chance: random.Random) -> Schedule:
+def _training(seed: int, rng: random.Random) -> Schedule:
     """Faults of a training: of any process, and of the links between workers and their coordinator."""
     faults = []
-    for kind in chance.choices(TRAINING_KINDS, k=chance.randint(1, MAX_FAULTS)):
-        targets: tuple[str, ...] = (chance.choice(WORKERS), COORDINATOR)[:: chance.choice((1, -1))]
-        if kind == "lie" or kind in OF_COORDINATOR:
-            targets = (COORDINATOR if kind in OF_COORDINATOR else chance.choice(WORKERS),)
+    for kind in rng.choices(TRAINING_KINDS, k=rng.randint(1, MAX_FAULTS)):
+        targets: tuple[str, ...] = (rng.choice(WORKERS), COORDINATOR)[:: rng.choice((1, -1))]
+        if kind == "lie" or kind in COORDINATOR_KINDS:
+            targets = (COORDINATOR if kind in COORDINATOR_KINDS else rng.choice(WORKERS),)
         elif kind in ("kill", "freeze", "jump", "untrusted"):
-            targets = (chance.choice((COORDINATOR, *WORKERS)),)
-        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
-        drawn = {"jump": chance.uniform(*JUMP_S), "torn": chance.uniform(0, WRITES)}
+            targets = (rng.choice((COORDINATOR, *WORKERS)),)
+        at_s, length_s = rng.uniform(0, BEGIN_S), rng.uniform(KINDS[kind].min_s, KINDS[kind].max_s)
+        drawn = {"jump": rng.uniform(*JUMP_S), "torn": rng.uniform(0, WRITES)}
         strength = {"slow-link": SLOW_LINK_S, **drawn}.get(kind, 0.0)
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)

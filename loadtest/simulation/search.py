@@ -17,7 +17,7 @@ import torch
 
 from loadtest.commands import BenchReport
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import quiet, virtual_time
+from loadtest.simulation.loop import captured_log, virtual_time
 from loadtest.simulation.processes import TinyRelease
 from loadtest.simulation.schedule import (
     AGAIN_S,
@@ -45,7 +45,7 @@ from stages.wire import channel
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time on a real disk
 AFTER = Asked(0, 0.0), Asked(8, 0.0)  # sent to each router once all faults are over
 Answers = Sequence[Sequence[RequestOutcome]]  # per case, per release
-SAY_EVERY = 1000  # schedules
+ECHO_EVERY = 1000  # schedules
 FATES = "right", "left", "hurried", "refused", "between releases"
 BAD_FATES = "lost", "wrong", "late", "slow", "moved"
 LATE_S = 0.5
@@ -81,7 +81,7 @@ class Weights:
             gc.disable()  # saves a tenth of the time; and a collection in between would make runs of one seed differ
             stack.callback(gc.enable)
             connect = stack.enter_context(patch.object(channel, "connect"))  # also for the cleanup at the end
-            said, loop = stack.enter_context(quiet()), stack.enter_context(virtual_time())
+            logged, loop = stack.enter_context(captured_log()), stack.enter_context(virtual_time())
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
             world: World | TrainingWorld
             if schedule.trains:
@@ -97,9 +97,9 @@ class Weights:
             stack.enter_context(patch.object(time, "time", world.unix_s))
             try:
                 run = loop.run_until_complete(job)
-                return replace(run, problems=[*loop.problems, *said, *run.problems])
+                return replace(run, problems=[*loop.problems, *logged, *run.problems])
             except (RuntimeError, TimeoutError) as error:
-                return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
+                return ScheduleRun([], [], None, [f"the run did not end: {error!r}"], world.network.events)
 
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:
@@ -115,7 +115,7 @@ class Weights:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """Counts over schedules, and the first one that fails."""
 
     first_seed: int
@@ -151,12 +151,12 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
     begun = [each for each in answers if each.text.startswith(outcome.text)]
     lies = [fault for fault in schedule.faults if fault.kind == "lie"]
-    if "bytes a day" in outcome.said or (outcome.status == "DATA_LOSS" and lies):
+    if "bytes a day" in outcome.message or (outcome.status == "DATA_LOSS" and lies):
         return "refused"  # the client knows that the text is wrong
     if not begun or (is_whole and outcome.text != begun[0].text) or not outcome.previews <= begun[0].previews:
         return "wrong"
     answer = begun[0]
-    if is_whole and not (outcome.told >= answer.told if lies else outcome.told == answer.told):  # liars may add some
+    if is_whole and not (outcome.extra >= answer.extra if lies else outcome.extra == answer.extra):  # liars may add
         return "wrong"
     if took_s > outcome.patience_s + LATE_S:
         return "late"
@@ -173,16 +173,16 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         hurried = outcome.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE") and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
     # a router searches for a path until a hop's timeout, and its client tries the other one
-    has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
+    has_searched = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
     flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
-    if outcome.replays > MAX_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
+    if outcome.replays > MAX_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_searched:
         return "moved"
     recent = [fault for fault in schedule.faults if fault.at_s < outcome.begun_s + took_s]
     gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}
     has_no_way |= any({f"{stage}-{i + 1}" for i in range(REPLICAS)} <= gone for stage in STAGES)
-    delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
-    anew = [fault for fault in met if schedule.draws or not fault.stages]  # pictures, and another router, start over
-    delay_s += answer.took_s * len(anew)
+    delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_searched and outcome.replays) else 0.0)
+    redone = [fault for fault in met if schedule.draws or not fault.stages]  # pictures, and another router, start over
+    delay_s += answer.took_s * len(redone)
     drafts = outcome.mode == "ar-speculative"  # while it pays, judged by earlier drafts
     delay_s += KINDS["lie"].delay_s * len(lies)  # audits
     usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
@@ -192,33 +192,33 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
 def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault, float]:
     """The faults that a request may have met on its machines, and the seconds that each may have cost."""
     end_s = outcome.begun_s + outcome.took_s
-    there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
+    possible = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
     is_spent = schedule.second_tries < HEDGES
-    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, is_spent) for fault in there}
+    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, is_spent) for fault in possible}
     return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
 
 
 def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:
     """A sentence for everything that no schedule may cause."""
-    told, is_deployed = list(run.problems), schedule.deploy_at_s is not None
-    well = replace(schedule, faults=())
+    found, is_deployed = list(run.problems), schedule.deploy_at_s is not None
+    without_faults = replace(schedule, faults=())
     judged = [(each, answers[each.case][: 1 + is_deployed], schedule, "") for each in run.outcomes]
-    judged += [(each, answers[each.case][is_deployed:][:1], well, " once all was well") for each in run.after]
+    judged += [(each, answers[each.case][is_deployed:][:1], without_faults, " after recovery") for each in run.after]
     for each, texts, meanwhile, when in judged:
         if (fate := fate_of(each, texts, meanwhile)) in BAD_FATES:
             took_s = max(answer.took_s for answer in texts)
             met, right = ", ".join(map(str, faults_of(each, meanwhile))) or "nothing", [a.text for a in texts]
-            told.append(
+            found.append(
                 f"{fate}{when}: {each.mode}, case {each.case}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
-                f"without faults), moved {each.replays} times, it met {met}, {each.text!r} of {right}: {each.said}"
+                f"without faults), moved {each.replays} times, met {met}, {each.text!r} of {right}: {each.message}"
             )
-    return tuple(told)
+    return tuple(found)
 
 
 async def _run(world: World, schedule: Schedule) -> ScheduleRun:
     for name in (*HOSTS, *ROUTER_NAMES):
         world.start(name)
-    await world.whole()
+    await world.wait_until_ready()
     begin_s = world.begin_s = world.loop.now_s
     for fault in schedule.faults:
         world.loop.call_at(begin_s + fault.at_s, world.begin, fault)
@@ -227,32 +227,32 @@ async def _run(world: World, schedule: Schedule) -> ScheduleRun:
     found = await asyncio.gather(*(world.client(*each) for each in clients))
     failure = await deployed
     world.end_all()
-    left = await world.settled()
+    left = await world.wait_until_idle()
     await asyncio.sleep(AGAIN_S)
-    await world.whole()
+    await world.wait_until_ready()
     if failure and SWITCHED not in failure:
         left += world.changed_by_failure(states)
     if failure is not None and (again := await world.deploy(0.0)):
-        left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
+        left.append(f"it cannot be deployed after recovery: {again}; before: {failure}")
     world.network.states |= {("day", name) for name in ROUTER_NAMES}  # a new day, with a new quota of bytes
-    after = [await world.client(f"after-{at}", [at], [it]) for at, it in zip(ROUTER_NAMES, AFTER, strict=True)]
+    after = [await world.client(f"after-{at}", [at], [case]) for at, case in zip(ROUTER_NAMES, AFTER, strict=True)]
     outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
     return ScheduleRun(outcomes, later, failure, left, world.network.events)
 
 
-def fewest(model: Weights, schedule: Schedule) -> Schedule:
+def shrink(model: Weights, schedule: Schedule) -> Schedule:
     """The same schedule without the faults that are not needed for its trouble."""
     for fault in schedule.faults:
-        less = replace(schedule, faults=tuple(each for each in schedule.faults if each is not fault))
-        if trouble_of(less, model.run(less), model.answers):
-            schedule = less
+        smaller = replace(schedule, faults=tuple(each for each in schedule.faults if each is not fault))
+        if trouble_of(smaller, model.run(smaller), model.answers):
+            schedule = smaller
     return schedule
 
 
 def search(
     schedules: int,
     first_seed: int,
-    say: Callable[[str], None],
+    echo: Callable[[str], None],
     model: Weights | None = None,
     command: str = "onesweep bench chaos --simulate",
 ) -> BenchReport:
@@ -260,39 +260,39 @@ def search(
 
     :param model: the real code with a tiny model, unless a replacement is given.
     :param command: the command that reproduces a failure."""
-    found = Found(first_seed)
-    with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder, quiet():
+    found = SearchResult(first_seed)
+    with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder, captured_log():
         model = model or Weights(Path(folder))
         gc.freeze()  # lasting objects need no check after each schedule
         answers, begin_s = model.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
             run = model.run(schedule := model.schedule(seed))
             found.add(schedule, run, answers)
-            if found.schedules % SAY_EVERY == 0:
-                say(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of one processor")
+            if found.schedules % ECHO_EVERY == 0:
+                echo(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of CPU time")
             if trouble_of(schedule, run, answers):
-                say(f"seed {seed} fails: looking for the fewest faults that do ...")
-                failing = found.failing = fewest(model, schedule)
+                echo(f"seed {seed} fails: removing faults that it does not need ...")
+                failing = found.failing = shrink(model, schedule)
                 found.trouble = trouble_of(failing, model.run(failing), answers)
                 break
         return report(found, time.process_time() - begin_s, command)
 
 
-def report(found: Found, seconds: float, command: str) -> BenchReport:
+def report(found: SearchResult, seconds: float, command: str) -> BenchReport:
     """:param seconds: of processor time."""
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
     lines = [
-        f"{found.schedules} schedules, {minute:.0f} a minute of one processor",
+        f"{found.schedules} schedules, {minute:.0f} per CPU minute",
         f"{found.requests} requests: {fates}; {found.replays} replays",
         f"{counted(found.deploys['done'], 'deployment')}, {found.deploys['given up']} given up; "
         f"{counted(found.trainings, 'training')}; {counted(found.drawings, 'request')} for pictures",
     ]
     if found.failing is not None:
-        lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
+        lines += [f"seed {found.failing.seed} fails with these faults:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
-        lines += [f"again: {command} --schedules 1 --seed {found.failing.seed}"]
+        lines += [f"reproduce: {command} --schedules 1 --seed {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = "\n".join([*aligned([("fault", "times"), *rows], ruled=True), "", *(f"- {line}" for line in lines)])
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}
-    return BenchReport(table, record, holds=found.failing is None)
+    return BenchReport(table, record, passed=found.failing is None)

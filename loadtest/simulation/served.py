@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Unread bytes of one direction of a call beyond which the writer waits (HTTP/2's windows, and the buffers of gRPC and
 # the kernels).
 WINDOW_BYTES = 256 << 10
-NOBODY = asyncio.Event()  # used until a reader has to wait: nearly all calls end before
+NO_READER = asyncio.Event()  # used until a reader has to wait: nearly all calls end before
 
 Pairs = Sequence[tuple[str, Any]]
 
@@ -31,27 +31,27 @@ class Stream:
     """One direction of a call on the reader's side: messages received, and the end."""
 
     def __init__(self) -> None:
-        self._messages, self._came, self._unsaid = deque[bytes | None](), NOBODY, 0
+        self._messages, self._arrived, self._unreported = deque[bytes | None](), NO_READER, 0
 
     def put(self, data: bytes | None = None) -> None:
         """Add a message or the end."""
         self._messages.append(data)
-        self._came.set()
+        self._arrived.set()
 
-    async def get(self, taken: Callable[[int], object]) -> bytes | None:
+    async def get(self, release: Callable[[int], object]) -> bytes | None:
         """The next message; None after the last.
 
-        :param taken: tells the writer of bytes read."""
+        :param release: tells the writer of bytes read."""
         while not self._messages:
-            self._came = asyncio.Event()
-            await self._came.wait()
+            self._arrived = asyncio.Event()
+            await self._arrived.wait()
         if (data := self._messages[0]) is None:  # the end stays
             return None
         self._messages.popleft()
-        self._unsaid += len(data)
-        if self._unsaid > WINDOW_BYTES // 2:
-            taken(self._unsaid)
-            self._unsaid = 0
+        self._unreported += len(data)
+        if self._unreported > WINDOW_BYTES // 2:
+            release(self._unreported)
+            self._unreported = 0
         return data
 
 
@@ -59,16 +59,16 @@ class FlowWindow:
     """One direction of a call on the writer's side."""
 
     def __init__(self) -> None:
-        self._left, self._opened = WINDOW_BYTES, NOBODY
+        self._left, self._opened = WINDOW_BYTES, NO_READER
 
-    async def room(self, size: int) -> None:
+    async def reserve(self, size: int) -> None:
         """Wait until the reader has made room."""
         while self._left <= 0:
             self._opened = asyncio.Event()
             await self._opened.wait()
         self._left -= size
 
-    def taken(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self._left += size
         self._opened.set()
 
@@ -147,7 +147,7 @@ class ServedCall:
         if first is not None:
             yield await self._read(first)
             return
-        while (data := await self.requests.get(self._say_taken)) is not None:
+        while (data := await self.requests.get(self._release_window)) is not None:
             yield await self._read(data)
 
     async def _read(self, data: bytes | None) -> Any:  # noqa: ANN401
@@ -157,14 +157,14 @@ class ServedCall:
             await self.abort(StatusCode.RESOURCE_EXHAUSTED, words)
         return self._parse(data)
 
-    def _say_taken(self, size: int) -> None:
-        self._connection.answer(SMALL_BYTES, self._call.window.taken, size)
+    def _release_window(self, size: int) -> None:
+        self._connection.answer(SMALL_BYTES, self._call.window.release, size)
 
     # Used by servicers.
 
     async def write(self, message: Any) -> None:  # noqa: ANN401
         data = self._write(message)
-        await self.window.room(len(data))
+        await self.window.reserve(len(data))
         self._connection.answer(len(data) + SMALL_BYTES, self._call.hear, self._initial, data)
 
     async def abort(self, code: StatusCode, details: str = "", trailing_metadata: Pairs = ()) -> None:

@@ -24,7 +24,7 @@ from stages.wire.status import DecodeErrors, with_decode_errors
 from stages.wire.tokens import Keyring
 from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus, load_corpus
-from trainer.rounds.client import AWAY
+from trainer.rounds.client import RETRIABLE
 from trainer.rounds.codecs import CODECS, scale
 from trainer.rounds.coordinator import TICK_S, Coordinator
 from trainer.rounds.publishing import Publisher
@@ -152,7 +152,7 @@ class TrainingWorld(FaultyWorld):
             try:
                 await self._in_one_place(name, disk, stub)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (*AWAY, *BACK_LATER):
+                if error.code() not in (*RETRIABLE, *BACK_LATER):
                     raise
                 await asyncio.sleep(PAUSE_S)
 
@@ -173,8 +173,8 @@ class TrainingWorld(FaultyWorld):
                 disk.refused -= disk.accepted  # a round that is ordered again has the same name
                 disk.done, disk.pending = max(disk.done, disk.pending.round), None
             after = disk.done if disk.done >= 0 else None
-            asked = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
-            answer = await stub.Next(asked, timeout=POLL_S + CALL_S)
+            call = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
+            answer = await stub.Next(call, timeout=POLL_S + CALL_S)
             if answer.HasField("end"):
                 disk.ended = True
                 return
@@ -228,6 +228,6 @@ async def train(world: TrainingWorld, schedule: Schedule) -> ScheduleRun:
     with closing(connect(world.directory / DATABASE)) as database:  # the coordinator may be down
         known = {row[0] for row in database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
     wrong = [f"{part} ends at version {n}" for part, n in found.versions.items() if n != ROUNDS]
-    wrong += [f"update {each} was refused, and counts" for disk in disks for each in disk.refused & known]
-    wrong += [f"update {each} was accepted, and is not there" for disk in disks for each in disk.accepted - known]
+    wrong += [f"update {each} was refused, but it is stored" for disk in disks for each in disk.refused & known]
+    wrong += [f"update {each} was accepted, but it is not stored" for disk in disks for each in disk.accepted - known]
     return ScheduleRun([], [], None, [*found.problems, *wrong], world.network.events)

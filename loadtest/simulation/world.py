@@ -98,8 +98,8 @@ class RequestOutcome:
     replays: int  # moves to other hosts or another router
     places: frozenset[str] = frozenset()  # machines that may have contributed
     idle: frozenset[str] = frozenset()  # routers known to the client that began nothing for it
-    told: frozenset[Any] = frozenset()  # further results that must not differ
-    said: str = ""
+    extra: frozenset[Any] = frozenset()  # further results that must not differ
+    message: str = ""
     mode: str = ""
     previews: frozenset[tuple[int | None, bytes]] = frozenset()  # (block, pixels)
 
@@ -134,7 +134,7 @@ class World(FaultyWorld):
         self.hosts: dict[str, SimulatedHost] = {}
         self.rings: dict[str, WatchedRing] = {}
         self.all_rings: list[WatchedRing] = []
-        self.whole_tries = list[Try]()  # last tries of requests with complete text
+        self.last_tries = list[Try]()  # last tries of requests with complete text
         self.rollouts: dict[str, Rollout] = {}
         self.entries = {entry.name: entry for entry in topology.hosts}
         self.network.places |= {entry.address: entry.name for entry in topology.hosts}
@@ -162,7 +162,7 @@ class World(FaultyWorld):
         host.problems = self.loop.problems
         host.releases.all = starts
         loader = VirtualLoader(host, sources, self.first.backend, plan.message_bytes())
-        loader.known, loader.on_load = known, self._held_on
+        loader.known, loader.on_load = known, self._check_store
         service = StageService(host, loader)
         links.set_addresses(self.topology.successors(entry))
         server: Any = MemoryServer(self.network, [DecodeErrors()], plan.message_bytes())
@@ -210,13 +210,13 @@ class World(FaultyWorld):
         for store in self.open_stores.values():
             store.close()
 
-    async def whole(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until every router reaches every host, and hosts reach each other. Raises TimeoutError."""
         async with asyncio.timeout(READY_S):
-            while not all(map(self._is_whole, self.rings)):
+            while not all(map(self._is_ready, self.rings)):
                 await asyncio.sleep(RETRY_S)
 
-    def _is_whole(self, name: str) -> bool:
+    def _is_ready(self, name: str) -> bool:
         """True if a router reaches every host, each holds the served release, and the router's disk records it."""
         links, current, store = self.rings[name].links, self.rollouts[name].current, self.open_stores.get(name)
         links = [link for link in links if not link.quarantined]
@@ -226,11 +226,11 @@ class World(FaultyWorld):
             return False
         return store is None or not store.in_use or store.in_use[-1] == current.release
 
-    def _held_on(self) -> None:
+    def _check_store(self) -> None:
         """Record moments when a router has a host load a release before its disk says which one it serves."""
         store = self.open_stores.get(CALLER.get())  # none: the router lost its power since
         if store is not None and not store.in_use:
-            self.loop.problems.append(f"{CALLER.get()} would not know what it served, if it started anew")
+            self.loop.problems.append(f"{CALLER.get()} would not know after a restart what it served")
 
     def release_states(self) -> dict[str, tuple[Any, ...]]:
         """Releases that each process serves and has on disk."""
@@ -249,21 +249,21 @@ class World(FaultyWorld):
         # nothing cleans up after a lost router: releases that it made hosts load stay until the next deployment
         sound = before.keys() - self.hit if self.hit.isdisjoint(ROUTER_NAMES) else set(ROUTER_NAMES) - self.hit
         changed = [name for name in before if name in sound and before[name] != after[name]]
-        return [f"{name} was {before[name]}, and after a deployment failed {after[name]}" for name in changed]
+        return [f"a failed deployment changed {name} from {before[name]} to {after[name]}" for name in changed]
 
-    async def settled(self) -> list[str]:
+    async def wait_until_idle(self) -> list[str]:
         """Wait until no session is open; each one left after a while is a problem."""
         due_s = self.loop.now_s + SETTLE_S
         while self.loop.now_s < due_s and any(host.sessions.sessions for host in self.hosts.values()):
             await asyncio.sleep(RETRY_S)
         used = {name: sum(each.bytes_today for each in at._usage.values()) for name, at in self.admissions.items()}
-        told = [
-            f"{name} has counted {count} bytes of a day"
+        problems = [
+            f"{name} counts {count} bytes for the day"
             for name, count in used.items()
             if not 0 <= count <= (self.key.bytes_per_day or count)
         ]
-        taken = {link.entry.name for ring in self.all_rings for link in ring.links if link.quarantined}
-        return [*told, *left_over(self), *(f"{name} is taken for a liar" for name in taken - self.liars)]
+        quarantined = {link.entry.name for ring in self.all_rings for link in ring.links if link.quarantined}
+        return [*problems, *leftovers(self), *(f"{name} is quarantined as a liar" for name in quarantined - self.liars)]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.kind == "move":
@@ -311,11 +311,11 @@ class World(FaultyWorld):
         addresses = ",".join(self.addresses[router] for router in routers)
         client = process.context.run(partial(AsyncClient, addresses, token="", insecure=True))
         outcomes = []
-        for asked in requests:
-            await asyncio.sleep(asked.pause_s)
+        for request in requests:
+            await asyncio.sleep(request.pause_s)
             lasting = {fault.kind for fault in self.lasting if fault.targets == (name,)}
             patience_s = HURRY_S if "hurry" in lasting else PATIENCE_S
-            number = len(CASES) + asked.case % len(DRAWINGS) if self.draws else asked.case
+            number = len(CASES) + request.case % len(DRAWINGS) if self.draws else request.case
             task = process.start(self._ask(name, routers, client, number, patience_s))
             if "leave" in lasting:
                 self.loop.call_later(LEAVE_S, task.cancel)
@@ -325,37 +325,37 @@ class World(FaultyWorld):
     async def _ask(
         self, name: str, routers: Sequence[str], client: AsyncClient, number: int, patience_s: float
     ) -> RequestOutcome:
-        case, text, status, said, replays = (*CASES, *DRAWINGS)[number], b"", "OK", "", 0
+        case, text, status, message, replays = (*CASES, *DRAWINGS)[number], b"", "OK", "", 0
         begin_s = self.loop.now_s
         settings: Any = {"mode": case.mode, "seed": case.seed, "timeout_s": patience_s, **case.settings}
-        told, previews = list[Any](), set[tuple[int | None, bytes]]()
+        extra, previews = list[Any](), set[tuple[int | None, bytes]]()
         try:
             if self.draws:
                 if case.mode == "chain":
                     settings["preview"] = lambda shown: previews.add((shown.block, shown.pixels.tobytes()))
                 drawn = await client.draw(case.prompt, **settings)
-                text, replays, told = drawn.pixels.tobytes(), drawn.replays, [drawn.levels, drawn.solver]
+                text, replays, extra = drawn.pixels.tobytes(), drawn.replays, [drawn.levels, drawn.solver]
             else:
                 async for item in client.events(case.prompt, max_bytes=case.max_bytes, **settings):
                     if isinstance(item, Result):
                         replays = item.replays
-                        told += [item.prompt_tokens, item.output_tokens, item.effective_samples, item.divergence_bits]
+                        extra += [item.prompt_tokens, item.output_tokens, item.effective_samples, item.divergence_bits]
                     elif isinstance(item, bytes):
                         text += item
                     elif isinstance(item, list):  # a prompt's first token has no probability
-                        told += [(each.text, each.logprob) for each in item if not math.isnan(each.logprob)]
+                        extra += [(each.text, each.logprob) for each in item if not math.isnan(each.logprob)]
         except asyncio.CancelledError:
             status = "LEFT"
         except (RequestRefused, RouterError) as error:
-            status, said = error.code.name, str(error)
+            status, message = error.code.name, str(error)
         took_s = self.loop.now_s - begin_s
         own, places, idle = traces_of(self.all_rings, name, routers, begin_s, routers[client.first])
         if status == "OK":
-            self.whole_tries.append(max(own, key=lambda each: each.heard_s))
-            told += [score for each in own for score in each.scores.items()]
+            self.last_tries.append(max(own, key=lambda each: each.heard_s))
+            extra += [score for each in own for score in each.scores.items()]
         took = begin_s - self.begin_s, took_s, patience_s
-        seen, shown = frozenset(told), frozenset(previews)
-        return RequestOutcome(number, status, text, *took, replays, places, idle, seen, said, case.mode, shown)
+        seen, shown = frozenset(extra), frozenset(previews)
+        return RequestOutcome(number, status, text, *took, replays, places, idle, seen, message, case.mode, shown)
 
 
 def traces_of(
@@ -370,13 +370,13 @@ def traces_of(
     return own, places, frozenset({*routers} - {each.router for each in tries})
 
 
-def left_over(world: Any) -> list[str]:  # noqa: ANN401
+def leftovers(world: Any) -> list[str]:  # noqa: ANN401
     """A sentence for each host with a session newer than the host, and for each request with complete text whose hosts
     generated more. An older session arrived late over a cut link, and ends with its lease."""
     begun_s = {name: each.begun_s for ring in world.all_rings for name, each in ring.tries.items()}
     held = [(name, each) for name, host in world.hosts.items() for each in host.sessions.sessions]
     left = {name for name, each in held if begun_s.get(each, math.inf) > world.processes[name].begun_s}
-    beyond = [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in world.whole_tries if each.beyond]
+    beyond = [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in world.last_tries if each.beyond]
     return [*(f"{name} still holds sessions" for name in sorted(left)), *beyond]
 
 

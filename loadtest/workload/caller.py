@@ -40,7 +40,7 @@ Answer = dict[str, Any]
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
     """Add `--router`, `--tls-ca` and `--insecure`."""
-    parser.add_argument("--router", metavar="HOST:PORT", help="a running deployment, instead of starting one")
+    parser.add_argument("--router", metavar="HOST:PORT", help="use a running deployment instead of starting one")
     add_client_options(parser)
 
 
@@ -58,12 +58,12 @@ class Access:
         security = security_of(options)
         if options.router is None:
             if security != LOOPBACK_ONLY:
-                raise InputError("--tls-ca and --insecure go with --router: what is started here needs neither")
+                raise InputError("--tls-ca and --insecure need --router: a deployment started here uses neither")
             return None
         check_target(options.router, security, "--router")
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
 
-    def who(self) -> dict[str, Any]:
+    def client_options(self) -> dict[str, Any]:
         return {"tls": Tls(Path(self.authority)) if self.authority else None, "insecure": self.insecure}
 
 
@@ -113,24 +113,24 @@ class Caller(Child):
         super().__init__(command, asdict(access))
         self.access = access
         self._numbers, self._lock = itertools.count(), threading.Lock()
-        self._asked: dict[int, Future[Answer]] | None = {}  # None once the process has ended
+        self._pending: dict[int, Future[Answer]] | None = {}  # None once the process has ended
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def submit(self, call: dict[str, Any] | None) -> Future[Answer]:
         """Make a call or get the status. A failure is an answer with `error`; OnesweepError: the process ended."""
-        number, asked = next(self._numbers), Future[Answer]()
+        number, future = next(self._numbers), Future[Answer]()
         with self._lock:
-            if self._asked is None:
-                asked.set_exception(self._ended())
+            if self._pending is None:
+                future.set_exception(self._ended())
             else:
-                self._asked[number] = asked
+                self._pending[number] = future
                 self.send([number, call])
-        return asked
+        return future
 
     def ask(self, calls: list[dict[str, Any]]) -> list[Answer]:
         """Make these calls at once and return the answers in order. Raises OnesweepError if the process ended."""
-        return [asked.result() for asked in [self.submit({"timeout_s": TIMEOUT_S, **call}) for call in calls]]
+        return [future.result() for future in [self.submit({"timeout_s": TIMEOUT_S, **call}) for call in calls]]
 
     def state(self) -> RouterState:
         """The router's status, whatever it is. Raises OnesweepError if the process ended."""
@@ -161,16 +161,16 @@ class Caller(Child):
 
     def _read(self) -> None:
         for line in self.lines():
-            number, answered = json.loads(line)
-            assert self._asked is not None
-            self._asked.pop(number).set_result(answered)
+            number, reply = json.loads(line)
+            assert self._pending is not None
+            self._pending.pop(number).set_result(reply)
         with self._lock:
-            left, self._asked = self._asked or {}, None
-        for asked in left.values():
-            asked.set_exception(self._ended())
+            left, self._pending = self._pending or {}, None
+        for future in left.values():
+            future.set_exception(self._ended())
 
     def _ended(self) -> OnesweepError:
-        return OnesweepError(f"the client process of the benchmark ended (exit code {self.process.wait()})")
+        return OnesweepError(f"the client process of the benchmark exited with code {self.process.wait()}")
 
 
 def answer(client: Client, call: dict[str, Any]) -> Answer:
@@ -218,18 +218,18 @@ def main() -> None:
     """Answer lines until standard input ends."""
     access, printing = Access(**json.loads(sys.stdin.readline())), threading.Lock()
 
-    def tell(number: int, call: dict[str, Any] | None) -> None:
+    def respond(number: int, call: dict[str, Any] | None) -> None:
         try:
-            answered = asdict(RouterState.of(client)) if call is None else answer(client, call)
+            reply = asdict(RouterState.of(client)) if call is None else answer(client, call)
         except Exception:  # else the parent would wait for this answer for ever
             traceback.print_exc()
             os._exit(1)
         with printing:
-            print(json.dumps([number, answered]), flush=True)
+            print(json.dumps([number, reply]), flush=True)
 
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(MAX_AT_ONCE) as threads:
+    with Client(access.router, **access.client_options()) as client, ThreadPoolExecutor(MAX_AT_ONCE) as threads:
         for line in sys.stdin:
-            threads.submit(tell, *json.loads(line))
+            threads.submit(respond, *json.loads(line))
 
 
 if __name__ == "__main__":

@@ -122,5 +122,5 @@ def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_length: 
     room = context_length - max_bytes
     if room < MIN_PROMPT_BYTES:
         most = context_length - MIN_PROMPT_BYTES
-        raise InputError(f"--bytes must be 1 to {most}, what the context of {context_length} leaves: not {max_bytes}")
+        raise InputError(f"--bytes must be 1 to {most} to fit the context of {context_length}, not {max_bytes}")
     return tuple(SeededPrompt(NOVEL.text(i)[:room], first_seed + i) for i in range(count))

@@ -178,11 +178,11 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
         def served(pattern: str) -> str:
             """Wait for server output that matches, past or future."""
             while True:
-                said = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
-                if found := re.search(pattern, said[ROUTER]):
+                logs = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
+                if found := re.search(pattern, logs[ROUTER]):
                     return found[0]
                 if ended := [node for node, process in running.items() if process.poll() is not None]:
-                    raise ServiceError(f"{ended[0]} ended: {' '.join(said[ended[0]].split()[-40:])}")
+                    raise ServiceError(f"{ended[0]} exited: {' '.join(logs[ended[0]].split()[-40:])}")
                 time.sleep(POLL_S)
 
         at = ["--listen", f"{lab.address(ROUTER)}:{port + 2}", "--port", port, "--http", f"127.0.0.1:{port + 1}"]
@@ -198,7 +198,7 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
         caller.facts()
         kinds = LinkRecord.read(run).kinds
         if {kinds.get(pair) for pair in zip(nodes, (*nodes[1:], nodes[0]), strict=True)} != {network.links}:
-            raise ServiceError(f"not all links are {network.links}, but {kinds}")
+            raise ServiceError(f"not all links are {network.links}: {kinds}")
         yield Testbed(access, network, caller)
 
 
@@ -208,7 +208,7 @@ class TestbedSettings:
 
     __test__ = False
 
-    profile: str = setting(LOOPBACK, "links between the hosts; loopback needs no root", metavar="P")
+    profile: str = setting(LOOPBACK, "network profile; loopback needs no root", metavar="P")
     access: Access | None = None  # to a running deployment; None = start one
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights")
     hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
@@ -238,7 +238,7 @@ def check_network(profile: str, hosts: int, checkpoint: Path, links: Sequence[st
     """Raise OnesweepError if this many hosts cannot share the blocks, or a profile's links cannot join them."""
     local_topology(hosts, block_count(checkpoint), checkpoint)
     if links and (profile == LOOPBACK or (REVERSED in links and hosts < DEFAULT_HOSTS)):
-        raise InputError(f"--links is for {DEFAULT_HOSTS} hosts or more, in a profile with links")
+        raise InputError(f"--links needs at least {DEFAULT_HOSTS} hosts and a profile with links")
     check_links(profile, hosts, may_join=bool(links))
 
 
@@ -247,9 +247,9 @@ def check_links(profile: str, hosts: int, may_join: bool = False) -> None:
     if profile != LOOPBACK:
         (found := profile_named(profile, LOOPBACK)).check_hosts(hosts)
         if (found.gateways or found.closed) and not may_join:
-            raise InputError(f"nobody can dial the hosts of {profile}: it is for `onesweep join`, and for --links")
+            raise InputError(f"the hosts of {profile} cannot be dialled: use it with `onesweep join` or --links")
         if problem := lab_problem():
-            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links")
+            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, but has no links")
 
 
 @contextlib.contextmanager
@@ -269,6 +269,6 @@ def check_testbed(settings: TestbedSettings) -> None:
     """Refuse impossible settings before anything is started. Raises OnesweepError."""
     if settings.access is not None:
         if settings != TestbedSettings(access=settings.access):
-            raise InputError("--router names a deployment that is there: leave out --hosts, --checkpoint, --profile")
+            raise InputError("--router names a running deployment: omit --hosts, --checkpoint and --profile")
         return
     check_network(settings.profile, settings.host_count, settings.bundle)

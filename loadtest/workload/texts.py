@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loadtest.commands import say
+from loadtest.commands import echo
 from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
@@ -26,9 +26,9 @@ class Texts:
         self.target, self.cases, self.max_bytes = target, cases, max_bytes
         self._known: dict[tuple[str, int], bytes] = {}
 
-    def of(self, mode: str, wanted: Iterable[int]) -> dict[int, bytes]:
+    def of(self, mode: str, case_numbers: Iterable[int]) -> dict[int, bytes]:
         """Texts of the cases with these numbers. Raises OnesweepError."""
-        numbers = sorted(set(wanted))
+        numbers = sorted(set(case_numbers))
         for number in numbers:
             if (mode, number) not in self._known:
                 self._known[mode, number] = self._text(mode, self.cases[number])
@@ -46,7 +46,7 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
     """The mode that generates with a bundle's copy alone; prints a sentence if there is none."""
     if holds_copy(checkpoint):
         return (COPY,)
-    say(f"{COPY} is left out: {NO_COPY}")
+    echo(f"skipping {COPY}: {NO_COPY}")
     return ()
 
 

@@ -84,7 +84,7 @@ def gone(word: str, called: Sequence[str] = ()) -> str:
     """A hint from the changelog if a row of removed things names this word, and no command or one in `called`."""
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
     known = {name for path, _ in walk() for name in path}
-    for row in re.findall(r"^\| (.+?) \| ", changes.partition("**What came**")[0], re.MULTILINE):
+    for row in re.findall(r"^\| (.+?) \| ", changes, re.MULTILINE):
         own = row if called else re.sub("[^;]* of `[^;]*", "", row)  # options of a command are not commands
         named = set(" ".join(re.findall(r"`([^`]+)`", own)).split())
         if word in named and (not called or named & {*called} or not named & known):

@@ -33,12 +33,12 @@ def test_blocks_ar_and_local_are_trained_and_scored(
 
     flags = ["--data", text_file, "--windows", 2, "--min-context", 8, "--steps", 2]
     table = onesweep("evaluate", tmp_path, *flags)
-    assert len(re.findall(r"bits/byte of \d+ bytes", table.out)) == 4 + 1 + 1
+    assert len(re.findall(r"bits/byte over \d+ bytes", table.out)) == 4 + 1 + 1
     record = json.loads(onesweep("evaluate", tmp_path / "ar", tmp_path / "local", *flags, "--json").out)
     assert [found["kind"] for found in record["checkpoints"]] == ["ar", "ar"]
     (score,) = record["checkpoints"][0]["scores"]
     assert score["name"] == "next byte"
-    assert f"{score['bits_per_byte']:8.3f} bits/byte of {score['bytes']} bytes" in table.out
+    assert f"{score['bits_per_byte']:8.3f} bits/byte over {score['bytes']} bytes" in table.out
 
 
 def test_everything_has_a_default(
@@ -49,10 +49,10 @@ def test_everything_has_a_default(
     assert onesweep("train", "text", "chain", *few).code == 0
     assert onesweep("train", "text", "ar", *few).code == 0
     few[1].write_text(few[1].read_text() + "[rounds]\nreplicas = 3\n")
-    assert "[rounds] is not used" in onesweep("train", "text", "local", *few).message
+    assert "[rounds] is ignored" in onesweep("train", "text", "local", *few).message
     for name in ("chain", "ar", "local"):
         assert read_manifest(tmp_path / "runs" / name).data["name"] == "python-docs"
-    assert "note: trained on other text" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
+    assert "note: not trained on the text" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
 
 
 # Mistakes
@@ -76,7 +76,7 @@ FILES = {
         ("AR --config nowhere.toml", "cannot read nowhere.toml"),
         ("AR --steps 0", "--steps must be from 1 to 2"),
         ("BLOCKS --block 2", "this chain has blocks 0 to 1"),
-        ("AR --block 0", "--block is of a chain: the parts of ar are trained together"),
+        ("AR --block 0", "--block applies only to a chain: the parts of ar are trained together"),
         ("evaluate . --data TEXT", "no checkpoint in"),
         ("train tokenizer --data TEXT --out latin.txt/tokenizer.json", "cannot write latin.txt/tokenizer.json: "),
         ("train tokenizer --data TEXT --out .", "cannot write .: Is a directory; choose another --out FILE"),

@@ -101,7 +101,7 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
 
     Raises CheckpointError for another run's manifest, ConfigError for a directory that cannot be created.
     """
-    with file_errors(ConfigError, f"cannot train into {out}", "give another --out"):
+    with file_errors(ConfigError, f"cannot train into {out}", "choose another --out"):
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
     with lock_beside(out / MANIFEST_NAME):  # the trainings of two blocks may start at once
         if not (out / MANIFEST_NAME).exists():
@@ -114,7 +114,7 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
     # measured boundaries differ in the last digits between machines, so compare their inputs instead
     if identity(old) != identity(replace(new, partition=old.partition)):
         raise CheckpointError(
-            f"{out} holds a checkpoint of other settings or data; give another --out, or the same settings to go on"
+            f"{out} has a checkpoint of other settings or data; choose another --out, or resume with the same settings"
         )
     return old
 

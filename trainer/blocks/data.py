@@ -178,14 +178,14 @@ class TextTokenizer:
         """Raises DataError for a file that is not a tokenizer, InputError without the package."""
         try:
             if path.stat().st_size > MAX_TOKENIZER_BYTES:
-                raise DataError(f"{path} has more than {MAX_TOKENIZER_BYTES >> 20} MB: that is no tokenizer.json")
+                raise DataError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MB: it is not a tokenizer.json")
             made = cls(path.read_text(encoding="utf-8"))
             if not made.vocabulary:
                 raise ValueError("it has no tokens")
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:
-            raise DataError(f"{path} is no tokenizer.json ({error}): `onesweep train tokenizer` makes one") from None
+            raise DataError(f"{path} is no tokenizer.json ({error}): run `onesweep train tokenizer`") from None
         return made
 
     @cached_property
@@ -244,7 +244,7 @@ def token_bytes(tokenizer: TextTokenizer) -> Tensor:
     lengths = torch.zeros(tokenizer.vocabulary, dtype=torch.int64)
     for token, number in tokenizer.encoding.get_vocab(with_added_tokens=False).items():
         if not known.issuperset(token):
-            raise DataError(f"the tokenizer is not byte-level (token {token!r}): bits a byte cannot be told of it")
+            raise DataError(f"the tokenizer is not byte-level (token {token!r}), so its bits per byte are undefined")
         lengths[number] = len(token)
     return lengths
 
@@ -262,5 +262,5 @@ def train_tokenizer(text: Tensor, vocabulary: int) -> TextTokenizer:
     made.train_from_iterator(_pieces(text), trainer)
     found: int = made.get_vocab_size()
     if found < vocabulary:
-        raise InputError(f"this text has {found} tokens at most, and --vocabulary is {vocabulary}: give more text")
+        raise InputError(f"this text yields only {found} tokens, but --vocabulary is {vocabulary}; give more text")
     return TextTokenizer(made.to_str())

@@ -61,7 +61,7 @@ class Scorer:
         context = manifest.own_architecture.context_length
         if self.min_context >= context:
             raise InputError(
-                f"min_context {self.min_context} leaves nothing of the {context} bytes that {directory} reads; "
+                f"min_context {self.min_context} leaves nothing to score: {directory} reads {context} bytes at once; "
                 "give a smaller --min-context"
             )
         corpus = spelled(self.corpus, directory, manifest)

@@ -141,8 +141,8 @@ class Run:
         Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait.
         A signal after the last step only sets `stop`.
         """
-        said = f"{self.task.name} is being trained by another process in {self.log.path.parent}"
-        with exclusive(self.lock_path, ResumeError(said)):
+        problem = f"another process is already training {self.task.name} in {self.log.path.parent}"
+        with exclusive(self.lock_path, ResumeError(problem)):
             self._resume()
             with on_signal(partial(ask_to_stop, self.stop)):
                 return self._loop()
@@ -154,8 +154,8 @@ class Run:
     def _loop(self) -> dict[str, float]:
         saved_at, steps = time.monotonic(), self.config.steps
         # A log file gets a line every half minute, a terminal one a second.
-        often_s = 1.0 if sys.stderr.isatty() else 30.0
-        with tqdm(total=steps, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
+        log_interval_s = 1.0 if sys.stderr.isatty() else 30.0
+        with tqdm(total=steps, initial=self.step, desc=self.task.name, unit="step", mininterval=log_interval_s) as bar:
             while self.step < steps:
                 record = train_step(self.task, self.optimizers, self.config, self.step)
                 now, self.step = time.monotonic(), self.step + 1
@@ -170,7 +170,7 @@ class Run:
                     self._save()
                     saved_at = now
                 if self.stop.is_set() and not last:
-                    raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
+                    raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to resume")
         final = self._evaluate()
         self._log({"final": True, **final})
         return final
@@ -200,7 +200,7 @@ class Run:
             if record.get("identity") != self.identity:
                 raise ResumeError(
                     f"{self.state_path} belongs to a run with other settings or data; "
-                    "give the same ones to go on, another --out, or delete it to start anew"
+                    "resume with the same ones, choose another --out, or delete it to start over"
                 )
             try:
                 weights = {name.removeprefix(MODULE): t for name, t in tensors.items() if name.startswith(MODULE)}
@@ -208,7 +208,7 @@ class Run:
                 self.optimizers.restore(tensors)
                 self.step = int(record["step"])
             except (KeyError, ValueError, RuntimeError) as error:
-                raise ResumeError(f"{self.state_path} is not of this run ({error}); delete it to start anew") from None
+                raise ResumeError(f"{self.state_path} is of another run ({error}); delete it to start over") from None
         self.log.cut(self.step)
 
 

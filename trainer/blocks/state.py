@@ -33,11 +33,11 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ResumeError(f"{path} cannot be read ({error}); delete it to start anew") from None
+        raise ResumeError(f"cannot read {path} ({error}); delete it to start over") from None
     # safetensors checks only its header; a flipped bit in a tensor would go unnoticed.
     text = metadata.get("record", "")
     if metadata.get("sha256") != _digest(text, tensors):
-        raise ResumeError(f"{path} is damaged: its tensors do not have the recorded SHA-256; delete it to start anew")
+        raise ResumeError(f"{path} is damaged: its tensors do not match the recorded SHA-256; delete it to start over")
     return json.loads(text), tensors
 
 
@@ -69,7 +69,7 @@ class StepLog:
     def append(self, record: dict[str, Any]) -> None:
         """Add one line. Raises CheckpointError if it cannot be written."""
         with (
-            file_errors(CheckpointError, f"cannot write {self.path}", "free some space and run again to go on"),
+            file_errors(CheckpointError, f"cannot write {self.path}", "free some space and run again to resume"),
             self.path.open("a", encoding="utf-8") as log,
         ):
             log.write(json.dumps(record) + "\n")

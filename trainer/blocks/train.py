@@ -101,7 +101,7 @@ def train_part(
     save()
     run.finish()
     if run.stop.is_set():
-        raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")
+        raise Interrupted(f"{task.name} is trained and saved; stopped on request, run again to resume")
     return read_manifest(out)
 
 

@@ -77,7 +77,7 @@ def load_pictures(path: Path) -> PictureSet:
 
 def _check_classes(path: Path, classes: Sequence[str], train: LabelledPictures) -> None:
     if not 2 <= len(classes) <= MAX_CLASSES:
-        raise DataError(f"{path} has {len(classes)} class: give 2 to {MAX_CLASSES}, a folder for each")
+        raise DataError(f"{path} must have 2 to {MAX_CLASSES} classes, each in its own folder, not {len(classes)}")
     counts = torch.bincount(train.labels, minlength=len(classes))
     for name, count in zip(classes, counts.tolist(), strict=True):
         if count < 2:
@@ -94,19 +94,19 @@ def _read_npz(path: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPi
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > MAX_BYTES:
-            raise DataError(f"{path} promises {size} bytes; at most {MAX_BYTES} are read")
+            raise DataError(f"{path} declares {size} bytes of arrays; the limit is {MAX_BYTES}")
         with np.load(path) as arrays:
             train, test = (_labelled(path, arrays, part) for part in ("train", "test"))
             names = np.atleast_1d(_array(path, arrays, "classes", "U")).flat if "classes" in arrays else ()
             classes = tuple(map(str, names))
     except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError) as error:
-        raise DataError(f"{path} is no npz archive ({error}), nor a folder of pictures") from None
+        raise DataError(f"{path} is neither an npz archive ({error}) nor a folder of pictures") from None
     count = 1 + max((int(part.labels.max()) for part in (train, test) if len(part)), default=0)
     if not classes:
         fashion = path.stem.startswith("fashion") and count == len(FASHION)
         classes = FASHION if fashion else tuple(map(str, range(count)))
     if count > len(classes):
-        raise DataError(f"{path} has label {count - 1}, and {len(classes)} classes")
+        raise DataError(f"{path} has label {count - 1}, but only {len(classes)} classes")
     return classes, train, test
 
 
@@ -115,11 +115,11 @@ def _array(path: Path, arrays: Mapping[str, NDArray[Any]], key: str, kind: str =
     try:
         found = np.asarray(arrays[key])  # bytes if its header is not an array's
     except KeyError:
-        raise DataError(f"{path} has no {key}: an archive of pictures has {', '.join(_NPZ_KEYS)}") from None
+        raise DataError(f"{path} has no {key}: an archive of pictures needs {', '.join(_NPZ_KEYS)}") from None
     except Exception as error:  # numpy parses the header as Python
-        raise DataError(f"{path}: {key} is no array of {'strings' if kind == 'U' else kind} ({error})") from None
+        raise DataError(f"{path}: {key} is not an array of {'strings' if kind == 'U' else kind} ({error})") from None
     if kind not in (found.dtype.name, found.dtype.kind):
-        raise DataError(f"{path}: {key} holds {found.dtype}; store {'strings' if kind == 'U' else kind}")
+        raise DataError(f"{path}: {key} has dtype {found.dtype}; store {'strings' if kind == 'U' else kind}")
     return found
 
 
@@ -129,8 +129,8 @@ def _labelled(where: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> Lab
         pixels = pixels[:, None]
     if pixels.ndim != 4 or pixels.shape[1] > MAX_CHANNELS or labels.shape != pixels.shape[:1]:
         raise DataError(
-            f"{where}: pictures of shape {pixels.shape} and labels of shape {labels.shape} do not go together; "
-            "pictures are (n, channels, height, width), labels (n,)"
+            f"{where}: pictures of shape {pixels.shape} and labels of shape {labels.shape} do not match; "
+            "pictures must be (n, channels, height, width), labels (n,)"
         )
     _check_size(where, pixels.shape[3], pixels.shape[2])
     return LabelledPictures(torch.from_numpy(pixels.copy(order="C")), torch.from_numpy(labels.astype(np.int64)))
@@ -138,7 +138,7 @@ def _labelled(where: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> Lab
 
 def _check_size(where: Path, width: int, height: int) -> None:
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        raise DataError(f"{where} has {width} x {height} pixels; at most {MAX_SIDE} x {MAX_SIDE} are read: shrink it")
+        raise DataError(f"{where} has {width} x {height} pixels; scale it down to at most {MAX_SIDE} x {MAX_SIDE}")
 
 
 # Folders
@@ -159,24 +159,24 @@ def _read_classes(
 ) -> tuple[LabelledPictures, tuple[str, ...]]:
     names = known or tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
     if not names:
-        raise DataError(f"{folder} holds no folders: put the pictures of each class into a folder of its name")
+        raise DataError(f"{folder} has no subfolders: put the pictures of each class into a subfolder with its name")
     # sorted, so that every machine gives a class the same number
     paths: Mapping[str, list[Path]] = {
         name: sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in SUFFIXES) for name in names
     }
     for name, found in paths.items():
         if not found and known is None:
-            raise DataError(f"{folder / name} holds no picture ({', '.join(SUFFIXES)}): fill the class or remove it")
+            raise DataError(f"{folder / name} has no pictures ({', '.join(SUFFIXES)}): add some or remove it")
     pictures, labels, size = list[NDArray[np.uint8]](), list[int](), 0
     for label, name in enumerate(names):
         for path in paths[name]:
             picture = _read_picture(path)
             shape = shape or picture.shape
             if picture.shape != tuple(shape):
-                raise DataError(f"{path} is {_described(picture.shape)}, others {_described(shape)}: make them alike")
+                raise DataError(f"{path} is {_described(picture.shape)}, others {_described(shape)}: all must be alike")
             size += picture.size
             if size > MAX_BYTES:
-                raise DataError(f"{folder} holds more than {MAX_BYTES} bytes of pixels: give fewer or smaller pictures")
+                raise DataError(f"{folder} has more than {MAX_BYTES} bytes of pixels: use fewer or smaller pictures")
             pictures.append(picture)
             labels.append(label)
     return LabelledPictures(torch.from_numpy(np.stack(pictures)), torch.tensor(labels)), names
@@ -199,5 +199,5 @@ def _read_picture(path: Path) -> NDArray[np.uint8]:
                 seen = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole)
                 array = np.asarray(seen.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as PNG or JPEG: {error}; replace or remove it") from None
+        raise DataError(f"cannot read {path} as PNG or JPEG: {error}; replace or remove it") from None
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))

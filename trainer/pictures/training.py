@@ -139,8 +139,8 @@ class PictureTask:
         y, z, levels, classes = (x.to(self.pictures.device) for x in (y, z, levels, classes))
         sigma = levels[:, None, None]
         variance = sigma**2 + DATA_STD**2
-        wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)
-        return (self.module(z / variance.sqrt(), levels, classes) - wanted).square().mean()
+        target = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)
+        return (self.module(z / variance.sqrt(), levels, classes) - target).square().mean()
 
 
 def train_picture_blocks(
@@ -154,7 +154,7 @@ def train_picture_blocks(
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
     if start is not None and read_manifest(start).picture_architecture != replace(architecture, parts=1):
-        raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
+        raise CheckpointError(f"{start} is not a one-part net of these blocks' shape: train one with `local`")
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
     manifest = open_checkpoint_dir(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
     for index in range(architecture.parts) if only is None else [only]:

@@ -17,14 +17,14 @@ from trainer.blocks.config import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
 from trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive
-from trainer.rounds.parts import FEATURES, FeatureFormat, Learner, is_fed, passes_on, tidy
+from trainer.rounds.parts import FEATURES, FeatureFormat, Learner, reads_features, sends_features, tidy
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.transfer import PIECE_BYTES, size_of
 from trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 FOLDER = "features"
-LOOK_S = 0.01  # pause between two checks for a step's features
+POLL_S = 0.01  # pause between two checks for a step's features
 
 
 @dataclass(frozen=True)
@@ -50,29 +50,29 @@ class WeightCache:
     def summary(self) -> list[rounds_pb2.Held]:
         return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]
 
-    def fetch(self, wanted: rounds_pb2.Weights, codec: CodecName) -> Tensors:
+    def fetch(self, offer: rounds_pb2.Weights, codec: CodecName) -> Tensors:
         """Fetch the offered version of a part; :param codec: of differences.
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """
-        like, held = self._like[wanted.part], self.held.get(wanted.part)
+        like, held = self._like[offer.part], self.held.get(offer.part)
         tensors = held.tensors if held else Tensors()
         try:
-            if wanted.whole:
-                (file,) = wanted.files
+            if offer.whole:
+                (file,) = offer.files
                 tensors = CODECS[WHOLE].decode(self._file(file, CODECS[WHOLE].size(like)), like)
             elif held is None:
-                raise CodecError("it is sent as differences to what is not here")
+                raise CodecError("the coordinator sent differences to a version that is not here")
             else:
-                for file in wanted.files:
+                for file in offer.files:
                     tensors = receive(tensors, self._file(file, CODECS[codec].size(like)), codec)
-            if digest(tensors) != wanted.digest:
-                raise CodecError("it does not have the digest that was told")
+            if digest(tensors) != offer.digest:
+                raise CodecError("its digest does not match the announced one")
         except (InputError, ValueError) as error:
             # fetch the whole part next time: the same difference to the same weights would fail for ever
-            self.held.pop(wanted.part, None)
-            raise FileGoneError(f"version {wanted.version} of {wanted.part}: {error}") from None
-        self.held[wanted.part] = CachedWeights(wanted.version, tensors)
+            self.held.pop(offer.part, None)
+            raise FileGoneError(f"version {offer.version} of {offer.part}: {error}") from None
+        self.held[offer.part] = CachedWeights(offer.version, tensors)
         return tensors
 
     def _file(self, file: rounds_pb2.File, size: int) -> bytes:
@@ -93,16 +93,16 @@ class FeatureClient:
         """:param learner: its part reads features from here and passes features on to here, if parts do so."""
         self._client, self._worker, self._place, self._directory = client, settings.name, place, settings.state / FOLDER
         config, neighbours = learner.config, learner.part.neighbours
-        self._reads, self._makes = is_fed(config, place.part), passes_on(config, place.part)
+        self._reads, self._makes = reads_features(config, place.part), sends_features(config, place.part)
         self._format, self._threads = FeatureFormat.of(config), ThreadPoolExecutor(4, "features")
         self._round, self._made = 0, 0  # the round, and the bytes made in it
         self._turn = object()  # replaced whenever a round begins or ends
         self._fetched = self._passed = Future[None]()
         self._changed = threading.Condition()
         if self._reads:
-            neighbours.feed = self._read
+            neighbours.read = self._read
         if self._makes:
-            neighbours.pass_on = self._write
+            neighbours.send = self._write
 
     def resumes(self, round_: int | None, steps: int) -> bool:
         """Resume a round of which `steps` steps are made; False if it cannot be trained to its end."""
@@ -118,16 +118,16 @@ class FeatureClient:
             return
         self.end()
         self._round, self._made, turn = round_, made, self._turn
-        wanted, size = (lambda: self._turn is turn), self._format.size
+        still_needed, size = (lambda: self._turn is turn), self._format.size
         tidy(self._directory, "*", round_)
         if self._reads:
             request, path = rounds_pb2.FetchRequest(name=f"{FEATURES}{round_}"), self._path(round_, "read")
             request.worker, request.lease = self._worker, self._place.lease
-            self._fetched = self._threads.submit(self._client.fetch_features, request, size, path, wanted)
+            self._fetched = self._threads.submit(self._client.fetch_features, request, size, path, still_needed)
         if self._makes:
             passing = rounds_pb2.Passing(worker=self._worker, lease=self._place.lease, round=round_)
             read = partial(self._made_from, turn)
-            self._passed = self._threads.submit(self._client.pass_features, passing, size, read, wanted)
+            self._passed = self._threads.submit(self._client.pass_features, passing, size, read, still_needed)
 
     def is_there(self, step: int) -> bool:
         """True if a step's features have arrived; else waits a moment. Raises the error that ended the transfer."""
@@ -135,7 +135,7 @@ class FeatureClient:
             return True
         if self._fetched.done():
             self._fetched.result()
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         return False
 
     def settle(self) -> None:

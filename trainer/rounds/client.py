@@ -23,21 +23,21 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 A = TypeVar("A")
-Wanted = Callable[[], bool]
+Needed = Callable[[], bool]
 Codes = tuple[grpc.StatusCode, ...]
 
 CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
-LOOK_S = 0.05
+POLL_S = 0.05
 # While gRPC pauses before it reconnects, calls fail without sending a packet, so quick retries cause no storm.
 FIRST_DELAY_S, LAST_DELAY_S = 0.2, 2.0
-SAY_EVERY_S = 30.0
-BEATS_A_LEASE = 3
+LOG_EVERY_S = 30.0
+BEATS_PER_LEASE = 3
 BEAT_S = 2.0  # longest time between two heartbeats, and so the greatest age of the state in `onesweep train status`
 
 # Codes worth a retry: the coordinator or the link to it may be back.
-AWAY = (
+RETRIABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -56,7 +56,7 @@ class TakenOverError(LeaseLostError):
     """Another process has joined under the worker's name."""
 
 
-LOST = {grpc.StatusCode.ABORTED: LeaseLostError, grpc.StatusCode.ALREADY_EXISTS: TakenOverError}
+LEASE_ERRORS = {grpc.StatusCode.ABORTED: LeaseLostError, grpc.StatusCode.ALREADY_EXISTS: TakenOverError}
 
 
 class FileGoneError(ServiceError):
@@ -80,7 +80,7 @@ class RoundsClient:
         """
         self.address, self.security, self.patience_s, self.asked_to_stop = address, security, patience_s, asked_to_stop
         self.sent_bytes = self.received_bytes = 0
-        self._answered = False
+        self._has_answered = False
         self._metadata = token_metadata(token)
         self._stamp = security.stamp()
         self._open()
@@ -104,7 +104,7 @@ class RoundsClient:
             with self._stoppable(ask.future(request, timeout=timeout_s, metadata=self._metadata)) as call:
                 return call.result()
 
-        return self._patiently(attempt, final)
+        return self._retrying(attempt, final)
 
     def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
         """Try once. Raises grpc.RpcError."""
@@ -116,7 +116,7 @@ class RoundsClient:
         try:
             self._stub.Leave(request, timeout=2.0, metadata=self._metadata)
         except grpc.RpcError as error:
-            log.warning("the place was not given back (%s); it is free when the lease has run out", _said(error)[0])
+            log.warning("could not give the place back (%s); it is free once the lease expires", _status_of(error)[0])
 
     def fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path) -> bytes:
         """Fetch a file from the coordinator, kept at `path` while it arrives.
@@ -128,45 +128,45 @@ class RoundsClient:
         intake.drop()
         return found
 
-    def fetch_features(self, request: rounds_pb2.FetchRequest, size: int, path: Path, wanted: Wanted) -> None:
+    def fetch_features(self, request: rounds_pb2.FetchRequest, size: int, path: Path, needed: Needed) -> None:
         """Fetch a round's features to `path` as they are made, until all are there. Raises as `fetch` does.
 
-        :param wanted: whether they are still needed; if not, raises Interrupted.
+        :param needed: whether they are still needed; if not, raises Interrupted.
         """
-        self._fetched(IncomingFile(path, rounds_pb2.File(size=size)), request, lambda: None, wanted)
+        self._fetched(IncomingFile(path, rounds_pb2.File(size=size)), request, lambda: None, needed)
 
     def _fetched(
         self,
         intake: IncomingFile,
         request: rounds_pb2.FetchRequest,
         finish: Callable[[], T],
-        wanted: Wanted = lambda: True,
+        needed: Needed = lambda: True,
     ) -> T:
         def attempt() -> T:
             request.offset = intake.offset
             if not intake.whole:
                 call = self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)
-                with self._stoppable(call, wanted):
+                with self._stoppable(call, needed):
                     for piece in call:
                         intake.write(piece)
                         self.received_bytes += len(piece.data)
             return finish()
 
-        return self._patiently(attempt, wanted=wanted)
+        return self._retrying(attempt, needed=needed)
 
     def pass_features(
-        self, passing: rounds_pb2.Passing, size: int, read: Callable[[int], bytes], wanted: Wanted
+        self, passing: rounds_pb2.Passing, size: int, read: Callable[[int], bytes], needed: Needed
     ) -> None:
         """Send a round's features as they are made, until the coordinator has stored all `size` bytes.
 
-        :param read: waits for bytes from an offset on; returns none once they are no longer `wanted`, which raises
+        :param read: waits for bytes from an offset on; returns none once they are no longer `needed`, which raises
         Interrupted. Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """
 
         def judge(number: int, response: rounds_pb2.PassResponse) -> bool | None:
             return (number > 0 and response.offset == size) or None  # the first response says where to begin
 
-        self._sent("Pass", rounds_pb2.PassRequest, {"passing": passing}, size, read, judge, wanted)
+        self._sent("Pass", rounds_pb2.PassRequest, {"passing": passing}, size, read, judge, needed)
 
     def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """Send an update until there is a verdict. Raises ServiceError, LeaseLostError, Interrupted."""
@@ -188,7 +188,7 @@ class RoundsClient:
         size: int,
         read: Callable[[int], bytes],
         judge: Callable[[int, Any], A | None],
-        wanted: Wanted = lambda: True,
+        needed: Needed = lambda: True,
     ) -> A:
         """Send a header, and pieces from the requested offset; :param judge: turns a response into the result."""
 
@@ -204,16 +204,16 @@ class RoundsClient:
             offsets: SimpleQueue[int | None] = SimpleQueue()
             try:
                 responses = getattr(self._stub, method)(requests(offsets), timeout=TRANSFER_S, metadata=self._metadata)
-                with self._stoppable(responses, wanted):
+                with self._stoppable(responses, needed):
                     for number, response in enumerate(responses):
                         if (answer := judge(number, response)) is not None:
                             return answer
                         offsets.put(response.offset)
             finally:
                 offsets.put(None)
-            raise DamagedError("the coordinator ended the call before it had everything")
+            raise DamagedError("the coordinator ended the call before the transfer was complete")
 
-        return self._patiently(attempt, wanted=wanted)
+        return self._retrying(attempt, needed=needed)
 
     def watch(self, interval_s: float) -> Iterator[rounds_pb2.WatchUpdate]:
         """Yield updates until the run has ended. Raises ServiceError.
@@ -232,17 +232,17 @@ class RoundsClient:
 
         update = rounds_pb2.WatchUpdate()
         while update.state != rounds_pb2.RUN_STATE_FINISHED:
-            update = self._patiently(attempt, () if self._answered else AWAY)
+            update = self._retrying(attempt, () if self._has_answered else RETRIABLE)
             yield update
 
     @contextmanager
-    def _stoppable(self, call: Any, wanted: Wanted = lambda: True) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
+    def _stoppable(self, call: Any, needed: Needed = lambda: True) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
         """Iterate over a call, and cancel it on a request to stop: a frozen coordinator would never answer."""
         ended = threading.Event()
 
         def look() -> None:
-            while not ended.wait(LOOK_S):
-                if self.asked_to_stop() or not wanted():
+            while not ended.wait(POLL_S):
+                if self.asked_to_stop() or not needed():
                     call.cancel()
                     return
 
@@ -258,31 +258,31 @@ class RoundsClient:
             call.cancel()
             looking.join()
 
-    def _patiently(self, attempt: Callable[[], T], final: Codes = (), wanted: Wanted = lambda: True) -> T:
+    def _retrying(self, attempt: Callable[[], T], final: Codes = (), needed: Needed = lambda: True) -> T:
         """Try until it succeeds. If bytes moved in between, the patience starts over."""
-        begin, said, delay, moved = time.monotonic(), -SAY_EVERY_S, FIRST_DELAY_S, self._moved()
+        begin, logged_s, delay, moved = time.monotonic(), -LOG_EVERY_S, FIRST_DELAY_S, self._bytes_moved()
         while True:
-            self._stop_if_asked(wanted)
+            self._stop_if_asked(needed)
             try:
                 answer = attempt()
-                self._answered = True
+                self._has_answered = True
                 return answer
             except (RequestError, grpc.RpcError) as error:
-                self._stop_if_asked(wanted)
+                self._stop_if_asked(needed)
                 problem = self._problem(error, final)
-                said_ms = retry_after_ms(trailing_metadata(error)) if isinstance(error, grpc.RpcError) else None
-                wait_s = min(said_ms / 1000, LAST_DELAY_S) if said_ms else delay
+                retry_ms = retry_after_ms(trailing_metadata(error)) if isinstance(error, grpc.RpcError) else None
+                wait_s = min(retry_ms / 1000, LAST_DELAY_S) if retry_ms else delay
             now = time.monotonic()
-            if self._moved() != moved:
-                begin, moved, delay = now, self._moved(), FIRST_DELAY_S
+            if self._bytes_moved() != moved:
+                begin, moved, delay = now, self._bytes_moved(), FIRST_DELAY_S
             if now - begin > self.patience_s:
                 raise ServiceError(f"{problem}; gave up after {self.patience_s:.0f} s")
-            if now - said > SAY_EVERY_S:
-                log.warning("%s; trying again", problem)
-                said = now
+            if now - logged_s > LOG_EVERY_S:
+                log.warning("%s; retrying", problem)
+                logged_s = now
             while time.monotonic() < now + wait_s:
                 self._stop_if_asked()
-                time.sleep(min(LOOK_S, wait_s))
+                time.sleep(min(POLL_S, wait_s))
             delay = min(2 * delay, LAST_DELAY_S)
             self._renew()
 
@@ -290,33 +290,33 @@ class RoundsClient:
         """A sentence about a temporary problem. Raises for a lasting one."""
         if not isinstance(error, grpc.RpcError):
             return str(error)
-        code, details = _said(error)
-        if code in LOST:
-            raise LOST[code](details)
+        code, details = _status_of(error)
+        if code in LEASE_ERRORS:
+            raise LEASE_ERRORS[code](details)
         if code is grpc.StatusCode.NOT_FOUND and "ask for the next order" in details:
             raise FileGoneError(details)
-        if code in final or code not in AWAY:
+        if code in final or code not in RETRIABLE:
             raise ServiceError(self._sentence(code, details, "refuses"))
         return self._sentence(code, details, "says")
 
     def _sentence(self, code: grpc.StatusCode, details: str, verb: str) -> str:
         """Raises ServiceError if the first handshake fails: later ones also fail while a coordinator is killed."""
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return f"what listens at {self.address} is no coordinator; start one with `onesweep train coordinate`"
+            return f"the server at {self.address} is not a coordinator; start one with `onesweep train coordinate`"
         if code is not grpc.StatusCode.UNAVAILABLE:
             return f"{self.address} {verb}: {details or code.name}"
         if not (problem := handshake_problem(details, self.security)):
             return f"no coordinator answers at {self.address}"
-        if not self._answered:
+        if not self._has_answered:
             raise ServiceError(f"the coordinator at {self.address} {problem}")
         return f"the coordinator at {self.address} {problem}"
 
-    def _moved(self) -> int:
+    def _bytes_moved(self) -> int:
         return self.sent_bytes + self.received_bytes
 
-    def _stop_if_asked(self, wanted: Wanted = lambda: True) -> None:
-        if self.asked_to_stop() or not wanted():
-            raise Interrupted("stopped as asked; run again to go on")
+    def _stop_if_asked(self, needed: Needed = lambda: True) -> None:
+        if self.asked_to_stop() or not needed():
+            raise Interrupted("stopped on request; run again to resume")
 
     def _renew(self) -> None:
         """Open a channel with the current certificates."""
@@ -330,7 +330,7 @@ class RoundsClient:
         self._stub: Any = rounds_pb2_grpc.RoundsServiceStub(self._channel)
 
 
-def _said(error: Any) -> tuple[grpc.StatusCode, str]:  # noqa: ANN401 - that an RpcError has these the stubs do not say
+def _status_of(error: Any) -> tuple[grpc.StatusCode, str]:  # noqa: ANN401 - that an RpcError has these the stubs do not say
     return error.code() or grpc.StatusCode.UNKNOWN, error.details() or ""
 
 
@@ -342,7 +342,7 @@ class Heartbeat:
         self.open_round = -1  # of the part; -1 before the first answer
         self.ended = False
         self.lost: LeaseLostError | None = None
-        self._client, self._every_s, self._report = client, min(lease_s / BEATS_A_LEASE, BEAT_S), report
+        self._client, self._every_s, self._report = client, min(lease_s / BEATS_PER_LEASE, BEAT_S), report
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
@@ -356,9 +356,9 @@ class Heartbeat:
             try:
                 answer = self._client.beat(self._report())
             except grpc.RpcError as error:
-                code, details = _said(error)
-                if code in LOST:
-                    self.lost = LOST[code](details)
+                code, details = _status_of(error)
+                if code in LEASE_ERRORS:
+                    self.lost = LEASE_ERRORS[code](details)
             except ValueError:  # the channel is being renewed
                 continue
             else:

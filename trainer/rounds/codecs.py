@@ -61,7 +61,7 @@ def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Tensors whose names begin with `prefix`, keyed by the rest of the name."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -99,14 +99,14 @@ class TensorCodec(ABC):
         for name in sorted(tensors):
             values = tensors[name].detach().to("cpu", torch.float32).contiguous()
             if not bool(values.isfinite().all()):
-                raise CodecError(f"{name} has numbers that are not finite; they do not travel")
+                raise CodecError(f"{name} has non-finite numbers, which cannot be sent")
             written.append(self.write(values))
         return b"".join(written)
 
     def decode(self, data: bytes | memoryview, like: Shapes) -> Tensors:
         """Raises CodecError, before allocating anything, unless `data` has `size(like)` bytes; also for wrong codes."""
         if len(data) != (size := self.size(like)):
-            raise CodecError(f"{len(data)} bytes of {self.name}, but these tensors take {size}")
+            raise CodecError(f"got {len(data)} bytes of {self.name}, but these tensors need {size}")
         raw, offset, tensors = np.frombuffer(data, dtype=np.uint8), 0, dict[str, Tensor]()
         for name in sorted(like):
             end = offset + self.tensor_size(like[name])
@@ -205,8 +205,8 @@ class TopCodec(TensorCodec):
 
     def __init__(self, name: CodecName, group: int, levels: int) -> None:
         self.name, self.group, self.levels = name, group, levels
-        self.most = 2 * levels * group  # the highest code
-        self.width = self.most.bit_length()
+        self.max_code = 2 * levels * group  # the highest code
+        self.width = self.max_code.bit_length()
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
         kept = _groups(shape, self.group)
@@ -233,8 +233,8 @@ class TopCodec(TensorCodec):
         means = F.pad(_floats(raw[:split]).reshape(-1, self.levels), (1, 0))
         bits = np.unpackbits(raw[split:], count=kept * self.width, bitorder="little").reshape(kept, self.width)
         codes = torch.from_numpy(bits @ (1 << np.arange(self.width)))
-        if len(codes) and int(codes.max()) > self.most:
-            raise CodecError(f"{self.name} has no code {int(codes.max())}; the highest is {self.most}")
+        if len(codes) and int(codes.max()) > self.max_code:
+            raise CodecError(f"{self.name} has no code {int(codes.max())}; the highest is {self.max_code}")
         places, rest = (codes - 1).clamp(min=0) // (2 * self.levels), (codes - 1) % (2 * self.levels)
         levels = torch.where(codes > 0, rest // 2 + 1, 0)
         sizes = means.gather(1, _padded(levels, TOP_SHARE)).reshape(-1)[:kept]
@@ -261,10 +261,10 @@ def with_feedback(settings: RoundSettings, delta: Tensors, carried: Tensors, rou
     # of rounds: a worker that started each round from the common weights would repeat the same progress and send it
     # many times. So that remainder stays in the worker's weights (docs/research/rounds.md#bytes).
     codec = CODECS[settings.up_codec(round_)]
-    wanted = add(delta, carried) if carried and settings.codec not in SPARSE else delta
-    payload = codec.encode(wanted)
+    intended = add(delta, carried) if carried and settings.codec not in SPARSE else delta
+    payload = codec.encode(intended)
     if codec.name != WHOLE:
-        carried = subtract(wanted, codec.decode(payload, shapes(delta)))
+        carried = subtract(intended, codec.decode(payload, shapes(delta)))
     return payload, carried
 
 

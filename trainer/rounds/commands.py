@@ -47,8 +47,8 @@ def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
 
 def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--coordinator", required=True, metavar="HOST:PORT")
-    work.add_argument("--name", help="of this worker; with a token, its key's name or NAME.MORE (this machine's)")
-    work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (runs/work/NAME)")
+    work.add_argument("--name", help="name of this worker; with a token, its key's name or NAME.SUFFIX (the host name)")
+    work.add_argument("--state", type=Path, metavar="DIR", help="directory for its state (runs/work/NAME)")
     add_own_and_shared(work, WorkerSettings, "data threads")
     add_flags(work, WatchSettings, only=("patience_s",))
     add_server_options(work)
@@ -61,7 +61,7 @@ def add_status(rounds: argparse.ArgumentParser) -> None:
     add_token_options(rounds)
 
 
-def has_strangers(settings: CoordinatorSettings) -> bool:
+def is_open_to_others(settings: CoordinatorSettings) -> bool:
     """True if other owners' workers may join: with tokens, certificates, or plain text beyond this machine."""
     return settings.tokens is not None or settings.security != LOOPBACK_ONLY
 
@@ -74,11 +74,11 @@ def run_coordinate(options: argparse.Namespace) -> int:
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
     config = config_of(options)
     if config.rounds.robust == "auto":
-        scored = has_strangers(settings) and (options.data is not None or not settings.own_data)
+        scored = is_open_to_others(settings) and (options.data is not None or not settings.own_data)
         config = replace(config, rounds=replace(config.rounds, robust="scored" if scored else "none"))
     if config.rounds.robust == "scored" and settings.own_data and options.data is None:
         raise ConfigError(
-            "robust = scored measures updates on this machine's text, and workers bring other text with --own-data: "
+            "robust = scored measures updates on this machine's text, but --own-data lets workers train on other text: "
             "give --data with text like theirs"
         )
     spec = coordinate(config, corpus_of(options), settings)
@@ -102,17 +102,17 @@ def run_work(options: argparse.Namespace) -> int:
     check_device(settings.device)
     corpus, stop, watch = corpus_of(options), threading.Event(), from_flags(WatchSettings, options)
     if settings.site is None and (settings.machines > 1 or settings.machine):
-        raise InputError("--machine and --machines are of a site: give --site HOST:PORT, where its first listens")
+        raise InputError("--machine and --machines need --site HOST:PORT, the address where the first machine listens")
     with on_signal(partial(ask_to_stop, stop)):
         site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
         if site is not None and settings.machine:
-            print(f"{name}: the run is over; {counted(site.follow(corpus), 'step')} made with the site")
+            print(f"{name}: the run has ended; {counted(site.follow(corpus), 'step')} done with the site")
             return 0
         with closing(_link(options, watch, stop)) as link:
             trained = work(link, corpus, settings, site)
         if site is not None:
             site.end()
-    print(f"{name}: the run is over; {counted(trained, 'round')} trained here")
+    print(f"{name}: the run has ended; {counted(trained, 'round')} trained here")
     return 0
 
 
@@ -145,9 +145,9 @@ def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.
 @dataclass(frozen=True)
 class SimulateSettings:
     vary: tuple[str, ...] = setting(
-        (), "of [rounds], of the virtual workers, or SECTION.NAME", action="append", metavar="NAME=VALUE[,VALUE]"
+        (), "setting of [rounds], of the workers, or SECTION.NAME", action="append", metavar="NAME=VALUE[,VALUE]"
     )
-    one_place: bool = setting(False, "and one worker a part that reads all replicas' text")
+    one_place: bool = setting(False, "also train with one worker per part, which reads all replicas' text")
     seeds: tuple[int, ...] = setting((0,), "")
 
 
@@ -159,9 +159,9 @@ def run_simulate(options: argparse.Namespace) -> int:
     with ends_at_once():
         from trainer.rounds.comparison import run_variants, table, variants
 
-    asked, results = from_flags(SimulateSettings, options), []
-    compared = variants(config_of(options), asked.vary, asked.one_place)
-    for result in run_variants(compared, asked.seeds, corpus_of(options)):
+    flags, results = from_flags(SimulateSettings, options), []
+    compared = variants(config_of(options), flags.vary, flags.one_place)
+    for result in run_variants(compared, flags.seeds, corpus_of(options)):
         results.append(result)
         print(f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr)
     if options.json:
@@ -173,7 +173,7 @@ def run_simulate(options: argparse.Namespace) -> int:
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the rounds: it has a rounds.sqlite3")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="folder of the rounds, with a rounds.sqlite3")
 
 
 def run_audit(options: argparse.Namespace) -> int:
@@ -190,13 +190,13 @@ def run_audit(options: argparse.Namespace) -> int:
 # A run on a terminal: parts, workers, and the late ones among them.
 
 DOING = {
-    rounds_pb2.DOING_WAITING: "waits",
-    rounds_pb2.DOING_FETCHING: "fetches",
-    rounds_pb2.DOING_TRAINING: "trains",
-    rounds_pb2.DOING_SENDING: "sends",
+    rounds_pb2.DOING_WAITING: "waiting",
+    rounds_pb2.DOING_FETCHING: "fetching",
+    rounds_pb2.DOING_TRAINING: "training",
+    rounds_pb2.DOING_SENDING: "sending",
 }
-PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
-WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
+PART_HEAD = ("part", "round", "left", "present", "arrived", "published", "losses in nats")
+WORKER_HEAD = ("worker", "part", "device", "state", "round", "step", "busy", "up", "down", "silent", "accepted", "")
 
 
 def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
@@ -219,7 +219,7 @@ def _head(update: rounds_pb2.WatchUpdate) -> list[str]:
     ]
     state = rounds_pb2.RunState.Name(update.state).removeprefix("RUN_STATE_").lower()
     late, gone = sum(w.late for w in update.workers), sum(w.gone for w in update.workers)
-    here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers here"
+    here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers present"
     counts = [f"{count} {what}" for what, count in (("late", late), ("gone", gone)) if count]
     lines = [
         f"run {printable(update.run[:12])}  {state}  {counted(update.rounds, 'round')}",
@@ -249,7 +249,7 @@ def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None)
         printable(worker.worker),
         f"{printable(name)}.{worker.replica}",
         printable(worker.device) or "-",
-        "gone" if worker.gone else DOING.get(worker.doing, "joins"),
+        "gone" if worker.gone else DOING.get(worker.doing, "joining"),
         str(worker.round),
         str(worker.steps),
         f"{worker.busy_seconds / worker.lived_seconds:.0%}" if worker.lived_seconds else "-",

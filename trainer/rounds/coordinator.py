@@ -23,7 +23,7 @@ from trainer.rounds.members import Member, Members
 from trainer.rounds.merging import MAX_STRIKES, HeldOut
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.schedule import RoundSchedule, put_back
+from trainer.rounds.schedule import RoundSchedule, state_mismatch
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.v1 import rounds_pb2
@@ -54,7 +54,7 @@ class Coordinator:
         too little text to score updates.
         """
         if settings.own_data and spec.config.rounds.by_features:
-            raise ConfigError('features are of one text for all: leave --own-data out, or give context_by = "copies"')
+            raise ConfigError('features need one text for all workers: omit --own-data, or set context_by = "copies"')
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
         self.spec, self.settings, self.clock, self.publisher = spec, settings, monotonic, publisher
         self.begun_s = self.clock()
@@ -76,7 +76,7 @@ class Coordinator:
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         # The rounds that each part's waiting workers have done.
-        self._asked: dict[str, list[int]] = {part: [] for part in spec.parts}
+        self._waiting: dict[str, list[int]] = {part: [] for part in spec.parts}
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = self.schedule.closed // settings.publish_every
         self._changed = asyncio.Event()
@@ -87,17 +87,17 @@ class Coordinator:
         """Raises StatusError, CheckpointError. :param key: the key that the worker presented."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
-            raise put_back("your state is of this run before its directory was lost or replaced")
-        wanted = request.part if request.HasField("part") else None
-        async with self._members_kept():
+            raise state_mismatch("your state is from before the directory of this run was lost or replaced")
+        requested_part = request.part if request.HasField("part") else None
+        async with self._saving_members():
             device, stands_by = request.device[:64], request.stands_by
-            member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
+            member = self.members.join(request.worker, requested_part, self.clock(), device, key, stands_by)
             # a key carries its record to any part; a place has only its own
             place, part = member.place, self.spec.parts[member.place.part]
             if member.voter in self.ledger.expelled(self.spec.parts if key else [part]):
                 self.members.leave(member)
                 raise _expelled(key or request.worker)
-        log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
+        log.info("%s joined: %s, replica %d", member.worker, part, place.replica)
         self._notify()
         return rounds_pb2.JoinResponse(
             run=self.spec.run,
@@ -121,8 +121,8 @@ class Coordinator:
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
         with contextlib.ExitStack() as stack:
             if not self.schedule.is_answered(part, done):
-                self._asked[part].append(done)
-                stack.callback(self._asked[part].remove, done)
+                self._waiting[part].append(done)
+                stack.callback(self._waiting[part].remove, done)
             while True:
                 changed = self._changed
                 if (answer := await self._answer(member, part, done, request, deadline)) is not None:
@@ -136,11 +136,11 @@ class Coordinator:
         done = max(member.finished, request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == part), default=0)
         self.schedule.check_known(part, done, held)
-        if (wanted := self.schedule.next_round(part, done)) is not None and self.features.is_missed(
-            member.place, wanted
+        if (target_round := self.schedule.next_round(part, done)) is not None and self.features.is_missed(
+            member.place, target_round
         ):
-            member.problem = f"nobody made the features that it reads in round {wanted}: it waits for the next one"
-            done = wanted
+            member.problem = f"no worker made the features for round {target_round}; it waits for the next one"
+            done = target_round
         member.passed = done
         self._notify()
         return done
@@ -149,18 +149,18 @@ class Coordinator:
         self, member: Member, part: str, done: int, request: rounds_pb2.NextRequest, deadline: float
     ) -> rounds_pb2.NextResponse | None:
         """The answer for a worker that has done this round; None while it has to wait."""
-        wanted = self.schedule.wanted_round(member, part, done)
-        if wanted is None:
+        target_round = self.schedule.round_to_train(member, part, done)
+        if target_round is None:
             return rounds_pb2.NextResponse(end=rounds_pb2.End())
-        if self.schedule.may_begin(member, part, wanted):
+        if self.schedule.may_begin(member, part, target_round):
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
-                order = await in_thread(self._filled, Order(round=wanted), part, held)
+                order = await in_thread(self._fill_order, Order(round=target_round), part, held)
             if order is None:  # the round was closed meanwhile, so it does not begin
                 return None
-            member.begins(wanted)
+            member.record_order(target_round)
             return rounds_pb2.NextResponse(order=order)
-        if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, wanted):
+        if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, target_round):
             return rounds_pb2.NextResponse(pause=rounds_pb2.Pause())
         return None
 
@@ -191,9 +191,9 @@ class Coordinator:
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
         """Raises StatusError."""
         member = self.called(request.worker, request.lease)
-        async with self._members_kept():
+        async with self._saving_members():
             self.members.leave(member)
-        log.info("%s leaves %s", member.worker, self.spec.parts[member.place.part])
+        log.info("%s left %s", member.worker, self.spec.parts[member.place.part])
         return rounds_pb2.LeaveResponse()
 
     async def judge(self, submission: rounds_pb2.Submission, read: Callable[[], bytes]) -> rounds_pb2.Verdict:
@@ -204,11 +204,11 @@ class Coordinator:
             member = self.called(submission.worker, submission.lease)
             part = self.spec.parts[member.place.part]
             self.schedule.check_known(part, submission.round, submission.base_version)
-            verdict = self.intake.known(member, submission)
+            verdict = self.intake.early_verdict(member, submission)
             if verdict is None:
                 payload, now_s = await in_thread(read), self.clock()
                 verdict = await in_thread(self.intake.judge, part, submission, payload, now_s, member.voter)
-            member.was_told(submission.round, verdict)
+            member.record_verdict(submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
         self._notify()
@@ -260,7 +260,7 @@ class Coordinator:
         self.problem = str(error)
 
     async def _close_if_due(self, part: str) -> None:
-        if any(self.schedule.is_answered(part, done) for done in self._asked[part]):
+        if any(self.schedule.is_answered(part, done) for done in self._waiting[part]):
             return  # a worker that waited for this version begins with it before the next one exists
         self.ledger.expect(part, self.schedule.expected(part))
         async with self.ledger_lock:
@@ -300,7 +300,7 @@ class Coordinator:
     def _is_expelled(self, member: Member) -> bool:
         return member.voter in self.ledger.expelled([self.spec.parts[member.place.part]])
 
-    def _filled(self, order: Order, part: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
+    def _fill_order(self, order: Order, part: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
         if self.ledger.round(part) > order.round:
             return None
         self.ledger.begin(part, self.clock())
@@ -310,7 +310,7 @@ class Coordinator:
         return order
 
     @contextlib.asynccontextmanager
-    async def _members_kept(self) -> AsyncGenerator[None]:
+    async def _saving_members(self) -> AsyncGenerator[None]:
         """Save the changes of places made inside the block at its end, and judge no update meanwhile."""
         async with self.ledger_lock:
             yield
@@ -323,6 +323,6 @@ class Coordinator:
 
 def _expelled(name: str) -> StatusError:
     return failed_precondition(
-        f"{name} is expelled from this run: {MAX_STRIKES} times, one after the other, its update took nothing off the "
-        "loss on held-out text, and others' did"
+        f"{name} is expelled from this run: {MAX_STRIKES} times in a row, its update did not lower the loss on "
+        "held-out text, while other updates did"
     )

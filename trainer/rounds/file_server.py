@@ -16,7 +16,7 @@ from stages.wire.status import StatusError, invalid, not_found
 from trainer.rounds.codecs import CODECS, WHOLE, route
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Member, Members, Place
-from trainer.rounds.parts import FEATURES, FeatureFormat, is_fed, passes_on, tidy
+from trainer.rounds.parts import FEATURES, FeatureFormat, reads_features, sends_features, tidy
 from trainer.rounds.settings import MAX_MACHINES
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Update
@@ -26,7 +26,7 @@ from trainer.v1 import rounds_pb2
 # Files kept of a part, by kind: a worker that fetches a version while the next one is made can finish.
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
 FOLDER = "features"
-LOOK_S = 1.0  # pause between two checks of the worker that makes awaited features
+POLL_S = 1.0  # pause between two checks of the worker that makes awaited features
 MAX_DIGITS = 18  # of a round number
 
 
@@ -61,7 +61,7 @@ class WeightServer:
         for data, file in list(self._files.values()):  # a copy, because another thread makes orders
             if name == file.name:
                 return data
-        raise _gone(name)
+        raise _file_gone(name)
 
     def _difference(self, part: str, number: int) -> bytes | None:
         """A difference, read from disk once for any number of workers."""
@@ -76,8 +76,8 @@ class WeightServer:
         self._files[key] = data, file_of(data, "-".join(map(str, key)))
 
 
-def _gone(name: str) -> StatusError:
-    return not_found(f"there is no file {name[:80]!r} any more: ask for the next order")
+def _file_gone(name: str) -> StatusError:
+    return not_found(f"file {name[:80]!r} is gone: ask for the next order")
 
 
 class FeatureRelay:
@@ -89,7 +89,7 @@ class FeatureRelay:
     def __init__(self, spec: RunSpec, ledger: Ledger, members: Members, directory: Path) -> None:
         self._config, self._parts, self._ledger, self._members = spec.config, spec.parts, ledger, members
         self._format, self._directory = FeatureFormat.of(spec.config), directory / FOLDER
-        self._grew = asyncio.Event()
+        self._data_arrived = asyncio.Event()
 
     def may_begin(self, place: Place, round_: int) -> bool:
         """True if the worker at a place need not wait for workers of other parts."""
@@ -102,49 +102,49 @@ class FeatureRelay:
 
     def is_missed(self, place: Place, round_: int) -> bool:
         """True if no worker will make the features of a place's round, because the previous part has closed it."""
-        if not is_fed(self._config, place.part) or self._ledger.round(self._parts[place.part - 1]) <= round_:
+        if not reads_features(self._config, place.part) or self._ledger.round(self._parts[place.part - 1]) <= round_:
             return False
         if size_of(self._path(place, round_)) == self._format.size:
             return False
         maker = self._members.at(Place(place.part - 1, place.replica))
-        return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, monotonic())
+        return maker is None or maker.beat.round != round_ or not self._members.is_present(maker, monotonic())
 
     def begin(self, place: Place, round_: int) -> IncomingFile:
         """The file for features that the worker at a place makes in a round. Raises StatusError, CheckpointError."""
-        if not passes_on(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
-            raise invalid(f"nobody reads what {self._parts[place.part]} makes in round {round_}")
+        if not sends_features(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
+            raise invalid(f"no worker reads the features of {self._parts[place.part]} in round {round_}")
         reader = Place(place.part + 1, place.replica)
         oldest = self._ledger.round(self._parts[reader.part]) - 1  # a late round may still be trained
         if round_ < oldest:
-            raise _gone(f"{FEATURES}{round_}")
+            raise _file_gone(f"{FEATURES}{round_}")
         tidy(self._directory, f"{reader.part}-{reader.replica}-*", oldest)
         return IncomingFile(self._path(reader, round_), rounds_pb2.File(size=self._format.size))
 
-    def grew(self) -> None:
+    def wake_readers(self) -> None:
         """Wake the readers: features have arrived."""
-        self._grew.set()
-        self._grew = asyncio.Event()
+        self._data_arrived.set()
+        self._data_arrived = asyncio.Event()
 
     async def read(self, member: Member, name: str, offset: int) -> mmap.mmap:
         """Wait for a file that has data at `offset` or ends there; returns it. Raises StatusError."""
         place, number = member.place, name.removeprefix(FEATURES)
         round_ = int(number) if number.isdecimal() and len(number) <= MAX_DIGITS else -1
         while True:
-            grew, size = self._grew, size_of(self._path(place, round_))
+            arrived, size = self._data_arrived, size_of(self._path(place, round_))
             if size > offset or size == self._format.size:
                 break
             # a place reads its open round or the previous one: else endless calls could wait, each for another round
-            newest = self._ledger.round(self._parts[place.part]) if is_fed(self._config, place.part) else -1
-            asked = self._members.at(place) is member and max(newest - 1, 0) <= round_ <= newest
-            if not asked or self.is_missed(place, round_):
-                raise _gone(name)
+            newest = self._ledger.round(self._parts[place.part]) if reads_features(self._config, place.part) else -1
+            is_valid = self._members.at(place) is member and max(newest - 1, 0) <= round_ <= newest
+            if not is_valid or self.is_missed(place, round_):
+                raise _file_gone(name)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(grew.wait(), LOOK_S)
+                await asyncio.wait_for(arrived.wait(), POLL_S)
         try:
             with self._path(place, round_).open("rb") as opened:
                 return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError:
-            raise _gone(name) from None
+            raise _file_gone(name) from None
 
     def _path(self, place: Place, round_: int) -> Path:
         return self._directory / f"{place.part}-{place.replica}-{round_}"
@@ -176,25 +176,25 @@ class UpdateIntake:
             check_name(submission.id, "submission id")
             codec = CODECS[rounds.up_codec(submission.round)]
             if submission.codec != codec.name:
-                raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")
+                raise RequestError(f"updates of this round must be in {codec.name}, not {submission.codec[:20]!r}")
             checked(_file_of(submission))
-            if submission.size != (due := codec.size(self.spec.shapes[part])):
-                raise RequestError(f"an update of {part} has {due} bytes as {codec.name}, not {submission.size}")
+            if submission.size != (size := codec.size(self.spec.shapes[part])):
+                raise RequestError(f"an update of {part} must have {size} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
-                raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
+                raise RequestError(f"an update must have 1 to {rounds.steps_per_round} steps, not {submission.steps}")
             # each machine of a site reads as many as a single worker
             if submission.sequences > submission.steps * self.spec.config.sequences * MAX_MACHINES:
-                raise RequestError(f"{submission.steps} steps do not see {submission.sequences} sequences")
+                raise RequestError(f"{submission.steps} steps cannot read {submission.sequences} sequences")
             if submission.round >= self.spec.rounds or submission.base_version > submission.round:
                 raise RequestError(
-                    f"round {submission.round} from version {submission.base_version}; this run has rounds 0 to "
-                    f"{self.spec.rounds - 1}, each from a version of at most its number"
+                    f"an update of round {submission.round} from version {submission.base_version} is impossible: "
+                    f"this run has rounds 0 to {self.spec.rounds - 1}, each from a version up to its number"
                 )
         except InputError as error:
             raise invalid(str(error)) from None
         _check_losses(submission.losses)
 
-    def known(self, member: Member, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
+    def early_verdict(self, member: Member, submission: rounds_pb2.Submission) -> rounds_pb2.Verdict | None:
         """The verdict on a submission if it needs no payload, else None.
 
         :param submission: with a checked header.
@@ -204,9 +204,9 @@ class UpdateIntake:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE, version=version)
         done, reason = member.finished, ""
         if self.ledger.round(part) >= self.spec.rounds:
-            reason = f"{part} has made its last round"
+            reason = f"{part} has finished its last round"
         elif submission.round <= done:  # a place counts once, whatever its workers' names
-            reason = f"this place has handed in round {done} of {part} already"
+            reason = f"this place has already submitted round {done} of {part}"
         return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
 
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> IncomingFile:
@@ -235,9 +235,9 @@ class UpdateIntake:
             losses=dict(submission.losses),
             voter=voter,
         )
-        said = self.ledger.accept(update, now_s)
+        verdict = self.ledger.accept(update, now_s)
         version = self.ledger.version_with(part, update.id, update.worker) or 0
-        return rounds_pb2.Verdict(outcome=OUTCOMES[said.kind], reason=said.reason, version=version)
+        return rounds_pb2.Verdict(outcome=OUTCOMES[verdict.kind], reason=verdict.reason, version=version)
 
 
 def check_beat(beat: rounds_pb2.BeatRequest) -> None:
@@ -245,12 +245,12 @@ def check_beat(beat: rounds_pb2.BeatRequest) -> None:
     _check_losses(beat.losses)
     for name in ("busy_seconds", "lived_seconds"):
         if not 0 <= getattr(beat, name) < math.inf:
-            raise invalid(f"{name} must be a finite number from 0")
+            raise invalid(f"{name} must be a finite number of at least 0")
 
 
 def _check_losses(losses: Mapping[str, float]) -> None:
     if len(losses) > MAX_LOSSES:
-        raise invalid(f"{len(losses)} losses; tell at most {MAX_LOSSES}")
+        raise invalid(f"{len(losses)} losses; report at most {MAX_LOSSES}")
     for name, value in losses.items():
         if not re.fullmatch(r"[a-z0-9_]{1,64}", name) or not math.isfinite(value):
             raise invalid("a loss must be a finite number with a name of letters, digits and underscores")

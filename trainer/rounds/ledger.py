@@ -14,7 +14,7 @@ from stages.errors import ResumeError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish
-from trainer.rounds.merging import Loss, Reputation, UpdateScore, admit, outer_step, votes, wrong_norm, wrong_round
+from trainer.rounds.merging import Loss, Reputation, UpdateScore, admit, norm_problem, outer_step, round_problem, votes
 from trainer.rounds.store import Record, Share, Store, Update, Version
 
 
@@ -34,7 +34,7 @@ def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int,
     return min(settings.deadline_s, max(arrivals[needed - 1], settings.grace * median((*past, *arrivals))))
 
 
-REMEMBERED = 64  # past arrivals and norms that new ones are compared with
+HISTORY_SIZE = 64  # past arrivals and norms that new ones are compared with
 KEPT_VERSIONS = 4  # versions kept for workers that fetch missed differences
 
 
@@ -87,10 +87,10 @@ class Ledger:
         """The open round of a part; also its newest version."""
         return self._parts[part].round
 
-    def weights(self, part: str, beside: str | None = None) -> Tensors:
-        """The newest version as workers have it, or the version as part `beside` began its round. Do not change it."""
+    def weights(self, part: str, at_start_of: str | None = None) -> Tensors:
+        """The newest version as workers have it, or as part `at_start_of` began its round. Do not change it."""
         p = self._parts[part]
-        return self._version(p, p.round if beside is None else self._parts[beside].began_beside(p)).public
+        return self._version(p, p.round if at_start_of is None else self._parts[at_start_of].start_version(p)).public
 
     def digest(self, part: str) -> str:
         """SHA-256 of the newest version as workers have it."""
@@ -113,7 +113,7 @@ class Ledger:
         other parts; these are stored with the updates.
         """
         p = self._parts[part]
-        p.beside = p.beside or {name: other.round for name, other in self._parts.items()}
+        p.start_versions = p.start_versions or {name: other.round for name, other in self._parts.items()}
         # Otherwise an adaptive deadline would count the minutes of the workers' start as time that a round needs.
         if not (p.has_workers or p.arrivals):
             p.begun_s = now_s
@@ -130,37 +130,37 @@ class Ledger:
             if self.version_with(part.name, update.id, update.worker) is not None:
                 return UpdateVerdict("duplicate")
             return UpdateVerdict(
-                "refused", f"another worker has handed in {update.id} for {part.name}; ids are used once"
+                "refused", f"another worker has already submitted {update.id} for {part.name}; ids must be unique"
             )
-        if reason := wrong_round(update, part.round, self.settings):
+        if reason := round_problem(update, part.round, self.settings):
             return UpdateVerdict("refused", reason)
         length = norm(update.delta)
-        if reason := wrong_norm(length, part.length, part.norms, self.settings):
+        if reason := norm_problem(length, part.length, part.norms, self.settings):
             return UpdateVerdict("refused", reason)
-        if (other := part.handed_in.get((update.worker, update.round))) is not None:
+        if (other := part.submitted.get((update.worker, update.round))) is not None:
             return UpdateVerdict(
-                "refused", f"{update.worker} has handed in {other} for round {update.round} of {part.name} already"
+                "refused", f"{update.worker} has already submitted {other} for round {update.round} of {part.name}"
             )
         # names cost nothing: a worker that keeps taking new ones must not fill the disk or a merge
-        if sum(number == update.round for _, number in part.handed_in) >= self.settings.replicas:
-            many = f"round {update.round} of {part.name} has the updates of its {self.settings.replicas} workers"
-            return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
+        if sum(number == update.round for _, number in part.submitted) >= self.settings.replicas:
+            full = f"round {update.round} of {part.name} already has updates from its {self.settings.replicas} workers"
+            return UpdateVerdict("refused", f"{full}: another worker has submitted for your place")
         staleness = part.round - update.round
-        worth = self.settings.stale_discount**staleness
+        discount = self.settings.stale_discount**staleness
         record = {
             **{name: value for name, value in vars(update).items() if name != "delta"},
-            "kind": "accepted" if worth else "dropped",
+            "kind": "accepted" if discount else "dropped",
             "voter": update.voter or update.worker,
             "staleness": staleness,
-            "weight": update.steps * worth,
+            "weight": update.steps * discount,
             "norm": length,
             "after_s": round(now_s - part.begun_s, 3),
-            "beside": part.beside,
+            "beside": part.start_versions,
         }
-        if not worth:
+        if not discount:
             self.store.commit(record)
             part.take(record)
-            return UpdateVerdict("dropped", f"round {update.round} of {part.name} was closed, and late work is dropped")
+            return UpdateVerdict("dropped", f"round {update.round} of {part.name} is closed; late updates are dropped")
         record["sha256"] = self.store.put_update(update)
         self.store.commit(record)
         part.take(record)
@@ -192,7 +192,7 @@ class Ledger:
         """
         p = self._parts[part]
         ready = p.ready()
-        assert ready, f"nothing came for round {p.round} of {part}"
+        assert ready, f"no update for round {p.round} of {part}"
         deltas = [self.store.get_update(part, record["id"], record["sha256"]) for record in ready]
         sent = [(record["voter"], Share(record["weight"], delta)) for record, delta in zip(ready, deltas, strict=True)]
         shares = votes(sent, self.settings.steps_per_round)
@@ -205,7 +205,7 @@ class Ledger:
             return outer_step(settings, p.version.weights, found, p.version.outer)[0]
 
         if self.settings.robust == "scored":
-            assert loss is not None, "a merge that is scored needs held-out text"
+            assert loss is not None, "a scored merge needs held-out text"
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
             scores = admit(p.version.weights, shares, step, loss(part, p.round), p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
@@ -248,12 +248,12 @@ class Ledger:
         first, *others = records
         if first["kind"] != "run" or first["identity"] != identity:
             raise ResumeError(
-                "these rounds belong to a run with other settings or data; give the same to go on, or another --out"
+                "these rounds belong to a run with other settings or data; give the same to resume, or another --out"
             )
         self.incarnation, self.secret = first["incarnation"], first["secret"]
         begun = {name: part.digests[0] for name, part in self._parts.items()}
         if first["parts"] != begun:
-            raise ResumeError("these rounds began with other weights; the same settings on another version?")
+            raise ResumeError("these rounds began with other weights; did another version of onesweep start them?")
         for name, sha256 in first["stored"].items():
             self._parts[name].digests[0] = sha256
         for record in others:
@@ -279,14 +279,14 @@ class _Part:
         self.version = Version(weights, weights)
         self.public_digest = digest(weights)
         self.digests = {0: self.public_digest}  # of the stored versions
-        self.round, self.beside = 0, dict[str, int]()  # the open round, and the versions of all parts when it began
+        self.round, self.start_versions = 0, dict[str, int]()  # the open round; each part's version at its start
         self.begun_s, self.expected, self.has_workers = now_s, settings.replicas, False
         self.pending: dict[str, Record] = {}
         self.ids: dict[str, tuple[str, int]] = {}  # by update: its worker, and the version that merges it
-        self.handed_in: dict[tuple[str, int], str] = {}
+        self.submitted: dict[tuple[str, int], str] = {}
         self.arrivals: list[float] = []
-        self.past: deque[float] = deque(maxlen=REMEMBERED)
-        self.norms: deque[float] = deque(maxlen=REMEMBERED)
+        self.past: deque[float] = deque(maxlen=HISTORY_SIZE)
+        self.norms: deque[float] = deque(maxlen=HISTORY_SIZE)
         self.reputation = Reputation()
 
     def ready(self) -> list[Record]:
@@ -296,18 +296,18 @@ class _Part:
     def take(self, record: Record) -> None:
         version = record["round"] + record["staleness"] + 1 if record["kind"] == "accepted" else 0
         self.ids[record["id"]] = record["worker"], version
-        self.handed_in[record["worker"], record["round"]] = record["id"]
+        self.submitted[record["worker"], record["round"]] = record["id"]
         if record["kind"] == "dropped":
             return
         self.pending[record["id"]] = record
         self.norms.append(record["norm"])
         if record["round"] == self.round:
             self.arrivals.append(record["after_s"])
-            self.beside = record.get("beside", {})
+            self.start_versions = record.get("beside", {})
 
-    def began_beside(self, other: _Part) -> int:
+    def start_version(self, other: _Part) -> int:
         """The version of another part that workers had when the open round began, or the oldest one kept."""
-        return max(self.beside.get(other.name, other.round), min(other.digests))
+        return max(self.start_versions.get(other.name, other.round), min(other.digests))
 
     def follow(self, record: Record) -> None:
         """Move on to the round after the closed one."""
@@ -316,10 +316,10 @@ class _Part:
         self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
         self.past.extend(self.arrivals)
-        self.arrivals, self.beside = [], {}
+        self.arrivals, self.start_versions = [], {}
         self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
         # older updates are refused as stale
         oldest = self.round - self.settings.max_staleness - 1
-        self.handed_in = {key: name for key, name in self.handed_in.items() if key[1] >= oldest}
-        self.ids = {name: self.ids[name] for name in self.handed_in.values()}
+        self.submitted = {key: name for key, name in self.submitted.items() if key[1] >= oldest}
+        self.ids = {name: self.ids[name] for name in self.submitted.values()}

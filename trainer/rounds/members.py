@@ -9,8 +9,8 @@ from trainer.rounds.store import Record, Store
 from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
-KEPT = ("worker", "lease", "device", "key", "finished")  # fields of a member that are saved with its place
-ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
+SAVED_FIELDS = ("worker", "lease", "device", "key", "finished")  # fields of a member that are saved with its place
+NAME_TAKEN = "another process works as {}: give each worker its own --name, and its own token if tokens are required"
 
 
 @dataclass(frozen=True, order=True)
@@ -28,7 +28,7 @@ class Member:
     worker: str
     place: Place
     lease: str
-    heard_s: float  # time of its last call
+    last_call_s: float  # time of its last call
     device: str = ""
     key: str = ""  # the token or certificate that it presented; empty with open access
     finished: int = -1  # the last round with an accepted update from this place; -1 for none
@@ -44,23 +44,23 @@ class Member:
         """The owner of one vote in a merge, whatever names its workers take."""
         return self.key or f"place-{self.place.replica}"
 
-    def begins(self, round_: int) -> None:
+    def record_order(self, round_: int) -> None:
         """Record that an order was given, which ends its earlier report."""
         self.beat.doing, self.beat.round, self.beat.steps = rounds_pb2.DOING_FETCHING, round_, 0
 
-    def has_finished(self, round_: int) -> None:
+    def record_finished(self, round_: int) -> None:
         """Record that its update was accepted."""
         self.finished = max(self.finished, round_)
         if self.beat.round <= round_:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
-    def was_told(self, round_: int, verdict: rounds_pb2.Verdict) -> None:
+    def record_verdict(self, round_: int, verdict: rounds_pb2.Verdict) -> None:
         """Record the verdict on its update."""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             self.refused, self.problem = self.refused + 1, f"refused: {verdict.reason}"
         else:
             self.accepted, self.problem = self.accepted + (verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED), ""
-            self.has_finished(round_)
+            self.record_finished(round_)
 
     def has_passed(self, round_: int) -> bool:
         """True if its update of a round was refused: it does not repeat it without an order."""
@@ -86,10 +86,10 @@ class Members:
         for record in store.members():
             place = Place(record["part"], record["replica"])
             # if a worker held it, its lease starts over
-            heard_s = now_s if record["lease"] else float("-inf")
+            last_call_s = now_s if record["lease"] else float("-inf")
             if place.part < parts and place.replica < replicas:
-                kept = {name: record[name] for name in KEPT}
-                self._members[place] = Member(place=place, heard_s=heard_s, **kept)
+                saved = {name: record[name] for name in SAVED_FIELDS}
+                self._members[place] = Member(place=place, last_call_s=last_call_s, **saved)
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])
@@ -108,15 +108,15 @@ class Members:
             raise not_found(f"there is no part {part}: this run has {span}")
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
-            if self.is_here(other, now_s) and (stands_by or other.worker != worker):
-                taken = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
-                said = ANOTHER.format(worker) if other.worker == worker else f"{taken}; get a key for each worker"
-                raise exhausted(said, RETRY_MS)
-        place = self._own(same, worker, part) or self._free(part, now_s)
+            if self.is_present(other, now_s) and (stands_by or other.worker != worker):
+                taken = f"{key} already has a place, as {other.worker}: a key has one place, and one vote in a merge"
+                reason = NAME_TAKEN.format(worker) if other.worker == worker else f"{taken}; get a key for each worker"
+                raise exhausted(reason, RETRY_MS)
+        place = self._own_place(same, worker, part) or self._free_place(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
-            said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
-            raise exhausted(f"{said}; --wait waits until one is gone", RETRY_MS)
+            reason = f"{where} already has {self.replicas} workers, the maximum in the run's settings"
+            raise exhausted(f"{reason}; --wait waits for a free place", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in same if m.place != place]:
             self.leave(other)
@@ -131,49 +131,49 @@ class Members:
         for member in self._members.values():
             if member.lease and member.worker == worker:
                 if member.lease == lease:
-                    member.heard_s = now_s
+                    member.last_call_s = now_s
                     return member
-                if self.is_here(member, now_s):
-                    raise already_exists(ANOTHER.format(worker))
-        said = f"{worker} has no such lease: its place went to another, or the coordinator's directory is a new one"
-        raise aborted(f"{said}; it joins again")
+                if self.is_present(member, now_s):
+                    raise already_exists(NAME_TAKEN.format(worker))
+        reason = f"{worker} does not hold this lease: its place was taken, or the coordinator's directory is new"
+        raise aborted(f"{reason}; it must join again")
 
     def remember(self, worker: str, part: int, round_: int) -> None:
         """Record that an update of `worker` was accepted for this round before this process started."""
         # Updates from its place under other names were saved when it got the place.
         for member in self._members.values():
             if member.worker == worker and member.place.part == part:
-                member.has_finished(round_)
+                member.record_finished(round_)
 
     def leave(self, member: Member) -> None:
         """Give a place back; its updates stay known. The caller saves this."""
-        member.lease, member.heard_s = "", float("-inf")
+        member.lease, member.last_call_s = "", float("-inf")
 
     def records(self) -> list[Record]:
         """The current state to save."""
-        return [asdict(m.place) | {name: getattr(m, name) for name in KEPT} for m in self]
+        return [asdict(m.place) | {name: getattr(m, name) for name in SAVED_FIELDS} for m in self]
 
     def at(self, place: Place) -> Member | None:
         """The member that holds a place, or held it last."""
         return self._members.get(place)
 
-    def is_here(self, member: Member, now_s: float) -> bool:
+    def is_present(self, member: Member, now_s: float) -> bool:
         """True if its lease holds."""
-        return now_s - member.heard_s < self.lease_s
+        return now_s - member.last_call_s < self.lease_s
 
     def present(self, part: int, now_s: float) -> int:
         """Number of a part's workers whose leases hold."""
-        return sum(m.place.part == part and self.is_here(m, now_s) for m in self._members.values())
+        return sum(m.place.part == part and self.is_present(m, now_s) for m in self._members.values())
 
-    def _own(self, same: Sequence[Member], worker: str, part: int | None) -> Place | None:
+    def _own_place(self, same: Sequence[Member], worker: str, part: int | None) -> Place | None:
         """The place that it holds, in preference to one that it gave back."""
         own = [m for m in same if m.worker == worker and part in (None, m.place.part)]
         return min(own, key=lambda m: not m.lease).place if own else None
 
-    def _free(self, part: int | None, now_s: float) -> Place | None:
+    def _free_place(self, part: int | None, now_s: float) -> Place | None:
         """A free place, first in the parts with the fewest workers."""
-        wanted = range(self.parts) if part is None else (part,)
-        places = [Place(p, r) for p in wanted for r in range(self.replicas) if not self.is_closed(Place(p, r))]
-        taken = {place for place, member in self._members.items() if self.is_here(member, now_s)}
+        parts = range(self.parts) if part is None else (part,)
+        places = [Place(p, r) for p in parts for r in range(self.replicas) if not self.is_closed(Place(p, r))]
+        taken = {place for place, member in self._members.items() if self.is_present(member, now_s)}
         free = [place for place in places if place not in taken]
         return min(free, key=lambda p: (self.present(p.part, now_s), p in self._members, p), default=None)

@@ -13,19 +13,19 @@ from stages.errors import DataError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import Tensors, add, load
-from trainer.rounds.parts import PartTask, see
+from trainer.rounds.parts import PartTask, load_copies
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share, Update
 
 MIN_NORMS = 3  # updates needed to know the usual norm
 # Local steps in which training may move a part by its own norm; `norm_limit` times that is absurd.
-STEPS_A_LENGTH = 100
+STEPS_PER_NORM = 100
 
 
-def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
+def round_problem(update: Update, open_round: int, settings: RoundSettings) -> str | None:
     """A sentence about a wrong round or version of an update; None if they are right."""
     if not 0 <= update.round <= open_round:
-        return f"round {update.round} of {update.part} is not open; the open one is {open_round}"
+        return f"round {update.round} of {update.part} is not open; the open round is {open_round}"
     if not 0 <= update.base_version <= update.round:
         return (
             f"an update of round {update.round} of {update.part} cannot start from version {update.base_version}; "
@@ -33,27 +33,25 @@ def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str
         )
     if update.base_version < open_round - settings.max_staleness:
         return (
-            f"this update starts from version {update.base_version} of {update.part}, and the newest is "
-            f"{open_round}: it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
+            f"this update starts from version {update.base_version} of {update.part}, more than "
+            f"{settings.max_staleness} rounds behind the newest, {open_round}; fetch that and continue from it"
         )
     return None
 
 
-def wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+def norm_problem(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
     """A sentence about a wrong norm `length` of an update; None if it is right.
 
     begun: the part's initial norm; known: norms of the updates accepted before.
     """
     if not math.isfinite(length):
-        return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
+        return "the update has non-finite numbers; lower the learning rates, or set bfloat16 = false"
     if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:
         return f"the update's norm is {length:.3g}, more than {settings.norm_limit:g} times the usual {usual:.3g}"
     # the first updates have no usual norm to compare with, and half of the workers can raise it little by little
-    most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_A_LENGTH)
+    most = settings.norm_limit * begun * max(1.0, settings.steps_per_round / STEPS_PER_NORM)
     if 0 < most < length:
-        return (
-            f"the update's norm is {length:.3g}; {most:.3g} is the most that a part of norm {begun:.3g} may go at once"
-        )
+        return f"the update's norm is {length:.3g}; a part of norm {begun:.3g} may move by at most {most:.3g} at once"
     return None
 
 
@@ -104,7 +102,7 @@ Loss = Callable[[Tensors], Sequence[float]]  # nats of a part's weights, on the 
 
 BATCHES = 8  # of a worker's batch size; a merge of M voters takes at most 3 M times as many forward passes
 WINDOWS = 16  # least windows of held-out text: a worker that knows them could memorize fewer
-DOUBT = 3.0  # standard errors within which a difference proves nothing
+MARGIN = 3.0  # standard errors within which a difference proves nothing
 # Share of the others' gain that a voter may cost: the longest step is often best for a round, the mean for a run.
 SLACK = 0.1
 # Merges after which a voter has its full weight: before, this many newcomers together weigh as much as one worker.
@@ -123,8 +121,8 @@ class UpdateScore:
 
     def __str__(self) -> str:
         if self.nats is None:
-            return "with it the loss on held-out text is not finite"
-        return f"it takes {self.nats:.4f} ± {self.error:.4f} nats off the loss on held-out text"
+            return "it makes the loss on held-out text non-finite"
+        return f"it changes the loss on held-out text by {-self.nats:+.4f} ± {self.error:.4f} nats"
 
 
 class HeldOut:
@@ -138,9 +136,9 @@ class HeldOut:
         length = spec.config.architecture.context_length + 1
         if len(corpus.valid) < WINDOWS * length:
             raise DataError(
-                f"{corpus.name}: robust = scored measures updates on validation text, and {len(corpus.valid)} "
-                f"{corpus.noun} are not the {WINDOWS} windows of {length} that it needs: give the coordinator more "
-                "--data, or robust = none"
+                f"{corpus.name}: robust = scored needs {WINDOWS} windows of {length} {corpus.noun} of validation text, "
+                f"but there are only {len(corpus.valid)} {corpus.noun}: give the coordinator more --data, or set "
+                "robust = none"
             )
         rounds = replace(spec.config.rounds, context_by="copies")  # the coordinator has all parts: it needs no features
         self.spec, self.weights, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), weights, seed
@@ -153,7 +151,7 @@ class HeldOut:
             task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
         # Workers began the round with the other parts of that time. Combined with parts that have already closed the
         # round, honest work of a pipeline raises the loss, because these were trained to fit its old weights.
-        see(task, {name: self.weights(name, beside=part) for name in task.copies})
+        load_copies(task, {name: self.weights(name, at_start_of=part) for name in task.copies})
 
         def measure(weights: Tensors) -> list[float]:
             load(task.module, weights)
@@ -202,7 +200,7 @@ def admit(
     alone = {v: loss(add(theta, s.delta, -s.weight / total)) for v, s in shares.items()}
     gains = {v: [a - b for a, b in zip(before, after, strict=True)] for v, after in alone.items()}
     # Only voters with a record get the benefit of the doubt: many newcomers, each a little harmful, would cost nothing.
-    kept = sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: fmean(gains[v]))
+    kept = sorted((v for v in gains if _bound(gains[v], MARGIN * trust(v)) > 0), key=lambda v: fmean(gains[v]))
 
     def measured(voters: Sequence[str]) -> Sequence[float]:
         return loss(step([shares[voter] for voter in voters])) if voters else before
@@ -213,11 +211,11 @@ def admit(
     for voter in sorted(rests, key=lambda v: (math.isnan(mean := fmean(rests[v])), mean)):
         others = [other for other in kept if other != voter]
         rest = rests[voter] if len(kept) == len(rests) else measured(others)
-        if _most([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
+        if _bound([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
             break
         kept, found = others, rest
-    taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
-    return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
+    any_helped = any(-_bound([-nats for nats in gain]) > 0 for gain in gains.values())
+    return {v: UpdateScore(*_mean(gain), v in kept, any_helped and not _bound(gain) > 0) for v, gain in gains.items()}
 
 
 def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
@@ -227,7 +225,7 @@ def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
     return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 
-def _most(gains: Sequence[float], doubt: float = DOUBT) -> float:
+def _bound(gains: Sequence[float], doubt: float = MARGIN) -> float:
     """Mean gain that paired batches do not rule out, within `doubt` errors; NaN if a gain is not finite."""
     mean, error = _mean(gains)
     return math.nan if mean is None else mean + doubt * error

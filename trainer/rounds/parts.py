@@ -25,8 +25,8 @@ class Neighbours:
     """The inputs and outputs of a part whose worker has no copies of earlier parts."""
 
     # Returns the features (sequences, positions, width) of a step by its number; and receives those that it makes.
-    feed: Callable[[int], Tensor] | None = None
-    pass_on: Callable[[int, Tensor], None] = lambda step, made: None
+    read: Callable[[int], Tensor] | None = None
+    send: Callable[[int, Tensor], None] = lambda step, made: None
 
 
 class PartTask(Task, Protocol):
@@ -61,13 +61,13 @@ class StagePart:
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
         hidden = self.module.read(self._read(step, text[:, :-1]))
-        self.neighbours.pass_on(step, hidden)
+        self.neighbours.send(step, hidden)
         nats = stage_loss(self.module, self.later, hidden, text)
         return StepLoss(nats, {"next_byte_nats": float(nats.detach())})
 
     def _read(self, step: int, known: Tensor) -> Tensor:
-        if self.neighbours.feed is not None:
-            return self.neighbours.feed(step).to(known.device)
+        if self.neighbours.read is not None:
+            return self.neighbours.read(step).to(known.device)
         with torch.no_grad():
             for frozen in self.before:
                 known = frozen.read(known)
@@ -85,7 +85,7 @@ class ArPart(ArTask):
     neighbours = Neighbours()
 
 
-def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
+def load_copies(part: PartTask, published: Mapping[str, Tensors]) -> None:
     """Load newer weights into all of a part's copies."""
     for name, copy in part.copies.items():
         share(copy, published[name])
@@ -160,12 +160,12 @@ class FeatureFormat:
         return rows.view(self.sequences, self.positions, self.width)
 
 
-def is_fed(config: TrainingConfig, index: int) -> bool:
+def reads_features(config: TrainingConfig, index: int) -> bool:
     """True if part `index` reads features from the worker of the previous part."""
     return config.rounds.by_features and index > 0
 
 
-def passes_on(config: TrainingConfig, index: int) -> bool:
+def sends_features(config: TrainingConfig, index: int) -> bool:
     """True if the worker of part `index` passes its features on."""
     return config.rounds.by_features and index < config.architecture.parts - 1
 

@@ -17,7 +17,7 @@ from trainer.blocks.train import diagnose
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.spec import RunSpec
 
-WORST_NATS = math.log(VOCABULARY) + 1.0  # untrained weights have ln 256; far above that, a model is confidently wrong
+MAX_NATS = math.log(VOCABULARY) + 1.0  # untrained weights have ln 256; far above that, a model is confidently wrong
 
 
 class Publisher:
@@ -70,8 +70,8 @@ class Publisher:
 
 def _check(what: str, measures: Measures) -> None:
     for name, nats in measures.items():
-        if not nats <= WORST_NATS:  # true for NaN too
+        if not nats <= MAX_NATS:  # true for NaN too
             raise CheckpointError(
-                f"{what} is not published: {name} on the probe text is {nats:.3f}, and {math.log(VOCABULARY):.3f} is "
-                "what untrained weights give; the checkpoint stays as it was"
+                f"{what} is not published: {name} on the probe text is {nats:.3f}, but untrained weights give "
+                f"{math.log(VOCABULARY):.3f}; the checkpoint is unchanged"
             )

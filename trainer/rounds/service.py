@@ -36,7 +36,7 @@ DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 3600.0
 RETRY_MS = 2000
 # Most open calls for one subject. More than one, because a call whose peer is gone lasts until keepalive notices.
-MAX_ALIKE = 4
+MAX_CALLS = 4
 
 
 class WorkerAccess:
@@ -54,17 +54,17 @@ class WorkerAccess:
             return None
         identity = identity_of(context)
         if identity is None or identity.role != CLIENT:
-            shown = identity.uri if identity else "of nobody that onesweep knows"
-            said = f"your certificate is {shown}: workers need one of role client (`onesweep certs issue client NAME`)"
-            raise permission_denied(said)
+            shown = identity.uri if identity else "not from onesweep"
+            problem = f"your certificate is {shown}: a worker needs role client (`onesweep certs issue client NAME`)"
+            raise permission_denied(problem)
         return identity.name
 
     def check_worker(self, context: Context, worker: str) -> str:
         """The caller's key, empty with open access. Raises StatusError unless it may work as `worker`."""
         name = self.check_scope(context, WORK)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
-            said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
-            raise permission_denied(said)
+            problem = f"you are {name}: you may work only as {name} or {name}.SUFFIX, not as {worker[:80]!r}"
+            raise permission_denied(problem)
         return name or ""
 
 
@@ -80,20 +80,20 @@ class NewestCalls:
 
         Yields a function to call before each step, which raises StatusError once another call has begun.
         """
-        alike, mine = self._open.setdefault(what, []), object()
-        if len(alike) >= MAX_ALIKE:
-            raise exhausted(f"{MAX_ALIKE} calls for the same already: end one, or try again later", RETRY_MS)
-        alike.append(mine)
+        identical, own = self._open.setdefault(what, []), object()
+        if len(identical) >= MAX_CALLS:
+            raise exhausted(f"{MAX_CALLS} identical calls are already open: end one, or try again later", RETRY_MS)
+        identical.append(own)
 
         def check() -> None:
-            if alike[-1] is not mine:
-                raise unavailable("the same was begun anew: the older call ends")
+            if identical[-1] is not own:
+                raise unavailable("a newer call has replaced this one")
 
         try:
             yield check
         finally:
-            alike.remove(mine)
-            if not alike:
+            identical.remove(own)
+            if not identical:
                 del self._open[what]
 
 
@@ -131,12 +131,12 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         async with self._statuses():
             header = await anext(aiter(requests), rounds_pb2.SubmitRequest())
             if header.WhichOneof("step") != "submission":
-                raise invalid("a submission begins with its header")
+                raise invalid("a submission must begin with its header")
             submission = header.submission
             self.access.check_worker(context, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
             self.coordinator.intake.check(member, submission)
-            if (verdict := self.coordinator.intake.known(member, submission)) is None:
+            if (verdict := self.coordinator.intake.early_verdict(member, submission)) is None:
                 with self._sending.begin(member.place) as check:
                     intake = await in_thread(self.coordinator.intake.begin, member, submission)
                     yield rounds_pb2.SubmitResponse(offset=intake.offset)
@@ -152,14 +152,14 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         async with self._statuses():
             request = await anext(aiter(requests), rounds_pb2.PassRequest())
             if request.WhichOneof("step") != "passing":
-                raise invalid("features begin with a header")
+                raise invalid("features must begin with a header")
             passing, features = request.passing, self.coordinator.features
             self.access.check_worker(context, passing.worker)
             member = self.coordinator.called(passing.worker, passing.lease)
             with self._sending.begin((FEATURES, member.place)) as check:
                 intake = await in_thread(features.begin, member.place, passing.round)
                 yield rounds_pb2.PassResponse(offset=intake.offset)
-                await self._receive(requests, intake, passing, check, features.grew)
+                await self._receive(requests, intake, passing, check, features.wake_readers)
                 await in_thread(intake.sync)  # after this answer the worker hands in and never makes them again
             yield rounds_pb2.PassResponse(offset=intake.offset)
 
@@ -178,7 +178,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
                 raise invalid(f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}")
             if self.watchers >= MAX_WATCHERS:
-                raise exhausted(f"{MAX_WATCHERS} watchers already; try again later", RETRY_MS)
+                raise exhausted(f"already {MAX_WATCHERS} watchers; try again later", RETRY_MS)
         self.watchers += 1
         try:
             async with aclosing(self.coordinator.changes(interval)) as changes:
@@ -220,7 +220,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if request is None:
                 raise invalid(f"the pieces ended after {intake.offset} of {intake.file.size} bytes")
             if request.WhichOneof("step") != "piece":
-                raise invalid("one header comes, and then pieces only")
+                raise invalid("only pieces may follow the header")
             check()
             self.coordinator.called(caller.worker, caller.lease)
             await in_thread(intake.write, request.piece)
@@ -266,7 +266,7 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
 
 def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
     now, beat = coordinator.clock(), member.beat
-    gone = not coordinator.members.is_here(member, now)
+    gone = not coordinator.members.is_present(member, now)
     return rounds_pb2.WorkerStatus(
         worker=member.worker,
         part=member.place.part,
@@ -275,7 +275,7 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         doing=beat.doing,
         round=beat.round,
         steps=beat.steps,
-        silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
+        silent_seconds=max(now - member.last_call_s, 0.0) if member.lease else 0.0,
         gone=gone,
         late=not gone and member.is_late(coordinator.ledger.round(coordinator.spec.parts[member.place.part])),
         accepted=member.accepted,
@@ -346,18 +346,18 @@ async def open_port(coordinator: Coordinator, keyring: Keyring) -> AsyncIterator
 
 
 async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
-    rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
+    rounds, stopped = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((rounds, stopped), return_when=asyncio.FIRST_COMPLETED)
         ends = monotonic() + FAREWELL_S * (rounds.done() and not rounds.exception())
-        while monotonic() < ends and any(coordinator.members.is_here(m, monotonic()) for m in coordinator.members):
+        while monotonic() < ends and any(coordinator.members.is_present(m, monotonic()) for m in coordinator.members):
             await asyncio.sleep(POLL_S)  # until the present workers know of the end
     finally:
         coordinator.stop()
         if not rounds.done():
             rounds.cancel()  # a running merge still finishes
-        told.cancel()
-        await asyncio.gather(rounds, told, return_exceptions=True)
+        stopped.cancel()
+        await asyncio.gather(rounds, stopped, return_exceptions=True)
     if rounds.cancelled():
-        raise Interrupted("stopped: everything is stored; start it again to go on")
+        raise Interrupted("stopped: everything is saved; start it again to resume")
     rounds.result()

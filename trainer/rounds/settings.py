@@ -21,12 +21,12 @@ class CoordinatorSettings:
     """Settings of `onesweep train coordinate`, in addition to the run's."""
 
     listen: str = field(metadata=flag("", metavar="HOST:PORT"))
-    out: Path = setting(Path("runs/chain"), "the checkpoint", metavar="DIR")
-    own_data: bool = setting(False, "let workers bring other text than this")
-    lease_s: float = setting(30.0, "silence after which a place is free", name="--lease", least=0.5, most=86400)
+    out: Path = setting(Path("runs/chain"), "checkpoint to write", metavar="DIR")
+    own_data: bool = setting(False, "let workers train on their own text")
+    lease_s: float = setting(30.0, "silence after which a lease expires", name="--lease", least=0.5, most=86400)
     # The last round is always published too.
     publish_every: int = setting(10, "rounds between checkpoints", least=1)
-    tokens: Path | None = setting(None, "who may work, from `onesweep token`")
+    tokens: Path | None = setting(None, "tokens of allowed workers, from `onesweep token`")
     security: Security = LOOPBACK_ONLY
 
 
@@ -36,16 +36,16 @@ class WorkerSettings:
 
     name: str
     state: Path  # a directory for this worker alone
-    part: int | None = setting(None, "the part to train (default: whichever lacks a worker)", name="--block")
-    wait: bool = setting(False, "where every place is taken, wait for one")
-    save_every_s: float = setting(60.0, "between saves in a round", name="--save-every", least=0, most=MAX_PATIENCE_S)
+    part: int | None = setting(None, "part to train (default: one that lacks a worker)", name="--block")
+    wait: bool = setting(False, "wait for a place if all are taken")
+    save_every_s: float = setting(60.0, "between saves of a round", name="--save-every", least=0, most=MAX_PATIENCE_S)
     device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     site: str | None = setting(
-        None, "work with other machines as one worker: where the first of them listens", metavar="HOST:PORT"
+        None, "train with other machines as one worker: address of the first machine", metavar="HOST:PORT"
     )
-    machine: int = setting(0, "number of this one at its site; 0 is the first, which dials the coordinator", least=0)
-    machines: int = setting(1, "how many the site has", least=1, most=MAX_MACHINES)
-    pace_s: float = setting(0.0, "what a local step takes at least", least=0, most=3600)
+    machine: int = setting(0, "number of this machine in its site; 0, the first, dials the coordinator", least=0)
+    machines: int = setting(1, "machines in the site", least=1, most=MAX_MACHINES)
+    pace_s: float = setting(0.0, "minimum time of a local step", least=0, most=3600)
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class WatchSettings:
     """Settings of `onesweep train status`, and of `onesweep train work` for its coordinator."""
 
     coordinator: str = field(metadata=flag("", name="coordinator", metavar="HOST:PORT"))
-    interval_s: float = setting(1.0, "least time between two looks", name="--interval")
-    once: bool = setting(False, "one look")
+    interval_s: float = setting(1.0, "minimum time between updates", name="--interval")
+    once: bool = setting(False, "print one update and exit")
     patience_s: float = setting(
-        PATIENCE_S, "how long to look for a coordinator that is away", name="--patience", least=0, most=MAX_PATIENCE_S
+        PATIENCE_S, "how long to retry an unreachable coordinator", name="--patience", least=0, most=MAX_PATIENCE_S
     )
-    json: bool = setting(False, "a line of JSON for each look")
+    json: bool = setting(False, "print each update as a line of JSON")

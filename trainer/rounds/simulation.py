@@ -18,7 +18,7 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import CODECS, Tensors, route, scale, whole_size
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.merging import HeldOut
-from trainer.rounds.parts import FeatureFormat, Learner, is_fed, passes_on, see
+from trainer.rounds.parts import FeatureFormat, Learner, load_copies, reads_features, sends_features
 from trainer.rounds.spec import RunSpec, replica_seed
 from trainer.rounds.store import Store, Update
 from trainer.rounds.worker_state import WorkerProgress, WorkerRounds
@@ -53,8 +53,8 @@ class SimulatedWorkers:
         absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
         if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
             raise ConfigError(
-                "virtual workers that read features are in every round: give deadline_s = 0, "
-                f'and leave out {", ".join(ABSENT)}; or context_by = "copies"'
+                "virtual workers that read features must be in every round: set deadline_s = 0 and "
+                f'omit {", ".join(ABSENT)}; or set context_by = "copies"'
             )
 
     def training_s(self, replica: int, steps: int) -> float:
@@ -118,7 +118,7 @@ class Simulation:
             if not self._queue:  # all updates of a round were lost, and no worker would ever hand in
                 waiting, self.waiting = self.waiting, []
                 for worker in waiting:
-                    worker.try_again(self.traffic.seconds)
+                    worker.retry(self.traffic.seconds)
             now, _, action = heapq.heappop(self._queue)
             action(now)
         return self.traffic
@@ -161,7 +161,7 @@ class Simulation:
             self.expect(part)
             waiting, self.waiting = self.waiting, []
             for worker in waiting:
-                worker.go_on(now)
+                worker.resume(now)
         due = self.ledger.due_at(part)
         if due is not None and due > now and self.ledger.round(part) < self.settings.rounds:
             self.at(due, partial(self.check, part))
@@ -180,8 +180,8 @@ class VirtualWorker:
         self.name = f"{self.part}-{replica}"
         # Features made in this round, as they arrive.
         self.format, self.made = FeatureFormat.of(spec.config), list[Tensor]()
-        if passes_on(spec.config, index):
-            task.neighbours.pass_on = lambda _, made: self.made.append(self.format.decode(self.format.encode(made)))
+        if sends_features(spec.config, index):
+            task.neighbours.send = lambda _, made: self.made.append(self.format.decode(self.format.encode(made)))
         self.rounds = WorkerRounds(WorkerProgress(self.part), self.settings)
         # Number of updates handed in, which gives a repeated round its own id; and the id of the last update.
         self.count, self.sent = 0, ""
@@ -195,18 +195,18 @@ class VirtualWorker:
         progress, steps = self.rounds.progress, self.settings.steps_per_round
         if self.rounds.in_round >= self.settings.rounds or self.name in self.engine.ledger.expelled([self.part]):
             return
-        if (now := self.be_fed(now)) == math.inf:
+        if (now := self.receive_features(now)) == math.inf:
             return
         self.engine.ledger.begin(self.part, 0.0)  # the first round began then
-        self.see_copies()
+        self.load_copies()
         self.learner.train(self.rounds.in_round * steps, steps)
         progress.steps, progress.sequences = steps, steps * self.learner.config.sequences
         seconds = self.engine.fleet.training_s(self.replica, steps)
         self.engine.traffic.busy_s += seconds
-        self.pass_on(now)
-        self.engine.at(now + seconds, self.hand_in)
+        self.send_features(now)
+        self.engine.at(now + seconds, self.submit)
 
-    def see_copies(self) -> None:
+    def load_copies(self) -> None:
         """Load the newest copies of the other parts that this one trains with."""
         ledger, needs = self.engine.ledger, self.learner.part.copies
         for part in needs:
@@ -215,24 +215,24 @@ class VirtualWorker:
                 differences = route(held, newest, partial(ledger.difference, part), weights)
                 self.engine.traffic.copies_bytes += sum(map(len, differences.values())) or whole_size(weights)
             self.seen[part] = newest
-        see(self.learner.part, {part: ledger.weights(part) for part in needs})
+        load_copies(self.learner.part, {part: ledger.weights(part) for part in needs})
 
-    def be_fed(self, now: float) -> float:
+    def receive_features(self, now: float) -> float:
         """The earliest start of a round whose features arrive during it; infinite if the worker gets a call instead."""
-        if not is_fed(self.learner.config, self.index):
+        if not reads_features(self.learner.config, self.index):
             return now
         if (found := self.engine.passed.pop((self.index, self.replica), None)) is None:
             self.engine.unfed[self.index, self.replica] = self
             return math.inf
         there, features = found
         first = self.rounds.in_round * self.settings.steps_per_round
-        self.learner.part.neighbours.feed = lambda step: features[step - first]
+        self.learner.part.neighbours.read = lambda step: features[step - first]
         self.engine.traffic.features_bytes += self.format.size
         return max(now, there)
 
-    def pass_on(self, now: float) -> None:
+    def send_features(self, now: float) -> None:
         """Let the next part read the features of a round that began now."""
-        if not passes_on(self.learner.config, self.index):
+        if not sends_features(self.learner.config, self.index):
             return
         fleet, next_ = self.engine.fleet, (self.index + 1, self.replica)
         trips_s = fleet.up_s(self.format.step_bytes) + fleet.down_s(self.format.step_bytes)
@@ -241,7 +241,7 @@ class VirtualWorker:
         if (waiting := self.engine.unfed.pop(next_, None)) is not None:
             self.engine.at(there, waiting.train)
 
-    def hand_in(self, now: float) -> None:
+    def submit(self, now: float) -> None:
         """Send the round's update."""
         engine = self.engine
         self.rounds.finish(self.learner.weights(), {}, self.name)
@@ -261,9 +261,9 @@ class VirtualWorker:
             engine.traffic.updates["lost"] += 1
         else:
             engine.at(there, partial(engine.arrive, update))
-        engine.at(there, self.go_on)
+        engine.at(there, self.resume)
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Begin the next round, or wait for one."""
         engine, progress = self.engine, self.rounds.progress
         newest = engine.ledger.round(self.part)
@@ -276,7 +276,7 @@ class VirtualWorker:
         size = self._count_down(whole=missed > 1) if missed else 0
         engine.at(now + engine.fleet.down_s(size), self.train)
 
-    def try_again(self, now: float) -> None:
+    def retry(self, now: float) -> None:
         """Train the open round again, unless this worker's update for it has arrived."""
         engine, newest = self.engine, self.engine.ledger.round(self.part)
         if engine.ledger.version_with(self.part, self.sent, self.name):

@@ -30,7 +30,7 @@ from stages.errors import ConfigError, InputError, Interrupted, ServiceError
 from stages.wire.channel import parse_address
 from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
-from trainer.rounds.codecs import under
+from trainer.rounds.codecs import with_prefix
 from trainer.rounds.parts import Learner
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.spec import RunSpec
@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 CONNECT, EXCHANGE = timedelta(seconds=15), timedelta(seconds=60)  # EXCHANGE: a step's wait for a slow machine
 GATHER_S = 120.0  # how long machine 0 waits for all machines before its first step
 RETURN_S = 10.0  # later wait for the machines of the last step, or for them to learn that the run is over
-AGAIN_S, LOOK_S = 0.2, 0.05
+RETRY_S, POLL_S = 0.2, 0.05
 PIECE = 2**24  # numbers per exchange
 PLACE, OVER = "place", "over"  # keys of the store; also for each machine:
 READY, BYE = "ready/", "bye/"  # its name for the next group, or nothing; and whether it knows that the run is over
 MODULE, OPTIMIZER, COPY = "module/", "optimizer/", "copy/"  # groups of tensors in a state
 
 
-class _AwayError(ServiceError):
+class _UnreachableError(ServiceError):
     """Machine 0 does not answer, or holds another place of the run than before."""
 
 
@@ -68,7 +68,7 @@ class Site:
         """
         if settings.machine >= settings.machines:
             raise InputError(
-                f"--machine must be from 0 to {settings.machines - 1} at a site of {settings.machines}, "
+                f"--machine must be 0 to {settings.machines - 1} in a site of {settings.machines} machines, "
                 f"not {settings.machine}: give the same --machines on all"
             )
         self.insecure, self.patience_s, self.asked_to_stop = insecure, patience_s, asked_to_stop
@@ -85,7 +85,7 @@ class Site:
     def announce(self, place: rounds_pb2.JoinResponse, learner: Learner, text: str) -> None:
         """Announce what this site trains; :param text: digest of the training text. Raises ConfigError."""
         if learner.config.rounds.by_features:
-            raise ConfigError('features are of the text of one machine: a site needs context_by = "copies"')
+            raise ConfigError('a site cannot use features, which need one text for all: set context_by = "copies"')
         known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
         known.lease = ""  # the lease belongs to this machine alone
         self._place = json.dumps([MessageToJson(known), text])
@@ -108,7 +108,7 @@ class Site:
                 self._store.set(name, json.dumps(order))
             try:
                 self._connect(self._groups, machines)
-                self._lend(_packed(learner))
+                self._broadcast(_packed(learner))
                 return
             except _ExchangeError:
                 continue
@@ -118,7 +118,7 @@ class Site:
         self._store.set(OVER, "")
         ends, keys = time.monotonic() + RETURN_S, [f"{BYE}{machine}" for machine in self._others]
         while keys and not self._store.check(keys) and time.monotonic() < ends:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _listen(self) -> None:
         try:
@@ -147,7 +147,7 @@ class Site:
             ready = {machine: name.decode() for machine, name in names.items() if name}
             if self._others <= ready.keys() or time.monotonic() >= ends:
                 return ready
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     # The others
 
@@ -156,29 +156,29 @@ class Site:
         lost_s, made = None, 0
         while True:
             try:
-                learner, lost_s = self._settle_in(corpus), None
+                learner, lost_s = self._build_learner(corpus), None
                 while (order := self._next_order()) is not None:
-                    made += self._obey(learner, *order)
+                    made += self._run_order(learner, *order)
                 return made
-            except _AwayError as error:
+            except _UnreachableError as error:
                 if lost_s is None:
-                    log.warning("%s; looking for it", error)
+                    log.warning("%s; retrying", error)
                     lost_s = time.monotonic()
                 if time.monotonic() - lost_s >= self.patience_s:
                     words = f"gave up after {self.patience_s:.0f} s: is that machine 0's --site, and is it running?"
                     raise ServiceError(f"{error}; {words}") from None
-                time.sleep(AGAIN_S)
+                time.sleep(RETRY_S)
 
-    def _settle_in(self, corpus: Corpus) -> Learner:
+    def _build_learner(self, corpus: Corpus) -> Learner:
         """Build what machine 0 trains. Raises InputError if text, settings or versions differ from its own."""
         self._stop_if_asked()
-        with self._reaching():
+        with self._calling():
             with socket.create_connection((self.host, self.port), CONNECT.seconds) as link:
                 self._own = self._checked(link.getsockname()[0])
             self._store = TCPStore(self.host, self.port, None, False, CONNECT, wait_for_workers=False)
             while not self._store.check([PLACE]):
                 self._stop_if_asked()  # it waits for the coordinator
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             self._place = self._store.get(PLACE).decode()
         known, text = json.loads(self._place)
         place = Parse(known, rounds_pb2.JoinResponse())
@@ -193,9 +193,9 @@ class Site:
         return learner
 
     def _next_order(self) -> list[Any] | None:
-        """Report this machine ready and wait for an order; None once the run is over. Raises InputError, _AwayError."""
+        """Report ready and wait for an order; None once the run is over. Raises InputError, _UnreachableError."""
         name, machine = uuid.uuid4().hex, self.settings.machine
-        with self._reaching():
+        with self._calling():
             self._store.set(f"{READY}{machine}", name)
             while not self._store.check([name]):
                 self._stop_if_asked()
@@ -204,17 +204,17 @@ class Site:
                 if self._store.check([OVER]):
                     self._store.set(f"{BYE}{machine}", "")
                     return None
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             return json.loads(self._store.get(name))
 
-    def _obey(self, learner: Learner, place: str, group: int, machines: list[int], start: int, stop: int) -> int:
-        """Do steps with a group until a machine is lost; returns how many. Raises _AwayError."""
+    def _run_order(self, learner: Learner, place: str, group: int, machines: list[int], start: int, stop: int) -> int:
+        """Do steps with a group until a machine is lost; returns how many. Raises _UnreachableError."""
         if place != self._place:
-            raise _AwayError(f"the site at {self.address} has another place of the run than before")
+            raise _UnreachableError(f"the site at {self.address} now has another place in the run")
         step = start
         try:
             self._connect(group, machines)
-            _unpack(learner, self._lend(b""))
+            _unpack(learner, self._broadcast(b""))
             for step in range(start, stop):
                 learner.train(step, 1, partial(self.share, step))
             return stop - start
@@ -223,12 +223,12 @@ class Site:
             return step - start
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Wrap calls to machine 0. Raises _AwayError."""
+    def _calling(self) -> Iterator[None]:
+        """Wrap calls to machine 0. Raises _UnreachableError."""
         try:
             yield
         except (RuntimeError, OSError):
-            raise _AwayError(f"no site answers at {self.address}") from None
+            raise _UnreachableError(f"no site answers at {self.address}") from None
 
     # All
 
@@ -270,7 +270,7 @@ class Site:
             self._group = None
             raise _ExchangeError from None
 
-    def _lend(self, blob: bytes) -> bytes:
+    def _broadcast(self, blob: bytes) -> bytes:
         """Send machine 0's bytes to all."""
         if self._group is None:
             return blob
@@ -286,14 +286,14 @@ class Site:
         """This machine's address at the site. Raises InputError for a public one without permission."""
         if ipaddress.ip_address(own).is_global and not self.insecure:
             raise InputError(
-                f"{own} is a public address, and a site sends plain text and asks for no token: "
-                "give one of the site's own network or, behind a firewall, accept it with --insecure"
+                f"{own} is a public address, but a site sends plain text and checks no token: "
+                "use an address in the site's own network or, behind a firewall, allow it with --insecure"
             )
         return own
 
     def _stop_if_asked(self) -> None:
         if self.asked_to_stop():
-            raise Interrupted("stopped as asked; run again to go on")
+            raise Interrupted("stopped on request; run again to resume")
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
@@ -326,7 +326,7 @@ def _packed(learner: Learner) -> bytes:
 
 def _unpack(learner: Learner, blob: bytes) -> None:
     tensors = load_tensors(blob)
-    learner.load(under(MODULE, tensors))
-    learner.optimizers.restore(under(OPTIMIZER, tensors))
+    learner.load(with_prefix(MODULE, tensors))
+    learner.optimizers.restore(with_prefix(OPTIMIZER, tensors))
     for part, copy in learner.part.copies.items():
-        copy.load_state_dict(under(f"{COPY}{part}/", tensors))
+        copy.load_state_dict(with_prefix(f"{COPY}{part}/", tensors))

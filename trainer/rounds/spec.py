@@ -26,7 +26,7 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import json_digest
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, is_fed, stage_name
+from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, reads_features, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
 
@@ -92,7 +92,7 @@ class RunSpec:
         config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)
         spec = cls.of(config, corpus, manifest.partition, manifest)
         if spec.run != place.run:
-            raise ServiceError("the coordinator's settings are not those of the run that it names: another version?")
+            raise ServiceError("the coordinator's settings do not match the run that it names: is it another version?")
         return spec
 
     @property
@@ -146,7 +146,7 @@ class RunSpec:
         if isinstance(module, ArModel):
             return ArPart(AR, module, corpus, config)
         if isinstance(module, ArStage):
-            first = index if is_fed(config, index) else 0
+            first = index if reads_features(config, index) else 0
             copies = [ArStage(config.architecture, i) for i in range(first, parts) if i != index]
             return StagePart(module, copies, corpus, config)
         assert isinstance(module, Block)
@@ -203,11 +203,11 @@ class RunSpec:
         if request.version != version("onesweep"):
             raise failed_precondition(
                 f"you have version {request.version[:40]!r} of onesweep, this coordinator has {version('onesweep')}: "
-                "workers compute alike only with the same one"
+                "only the same version computes the same results"
             )
         if request.run and request.run != self.run:
             raise failed_precondition(
-                f"your state is of the run {request.run[:12]}, this is {self.run[:12]}: give another --state"
+                f"your state is of run {request.run[:12]}, but this is run {self.run[:12]}: give another --state"
             )
         if not own_data and request.data != self.checkpoint.data["train_sha256"]:
             raise failed_precondition(
@@ -222,6 +222,6 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     rounds = config.rounds.rounds or -(-config.steps // each)
     if not config.rounds.rounds and config.steps < each:
         raise ConfigError(
-            f"steps = {config.steps} are not one round of {each}: give more steps, a lower steps_per_round, or rounds"
+            f"steps = {config.steps} is less than a round of {each}: set more steps, a lower steps_per_round, or rounds"
         )
     return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * each)

@@ -17,11 +17,11 @@ from stages.checkpoint.files import replace_file, sync
 from stages.errors import CheckpointError, InputError, ResumeError, file_errors
 from stages.wire.secret_files import exclusive
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, under
+from trainer.rounds.codecs import Tensors, with_prefix
 
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
-RESTORE = "put a copy of the whole directory back, or begin anew with another --out"
+RESTORE = "restore a copy of the whole directory, or start over with another --out"
 BUSY_S = 60.0  # how long a writer waits for a reader
 # An update is accepted once, a worker hands in once per round, a round closes once, and an update is merged or left
 # out once: the database itself enforces this.
@@ -101,7 +101,7 @@ class Store:
             self.database.execute("PRAGMA synchronous = FULL")
             self.database.executescript(SCHEMA)
         except sqlite3.OperationalError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error}; see that its disk has room") from None
+            raise CheckpointError(f"cannot write {self.path}: {error}; check that its disk has space") from None
         except sqlite3.DatabaseError as error:
             raise ResumeError(f"{self.path} is damaged ({error}); {RESTORE}") from None
 
@@ -110,7 +110,7 @@ class Store:
         found = read_events(self.database)  # read at a run's start; not kept, because they only grow
         # a fresh run would drop the files of lost events; a kill before the first event leaves only versions 0
         if not found and self._held is None and any((self.directory / VERSIONS).glob(f"*/[1-9]*{SUFFIX}")):
-            raise ResumeError(f"{self.path} has no events, but versions of a run lie beside it; {RESTORE}")
+            raise ResumeError(f"{self.path} has no events, but next to it are versions of a run; {RESTORE}")
         return found
 
     def commit(self, record: Record) -> None:
@@ -156,9 +156,9 @@ class Store:
 
     def get_version(self, part: str, number: int, sha256: str) -> Version:
         tensors = self._load(tensors_path(self.directory, VERSIONS, part, number), sha256)
-        weights = under(WEIGHTS, tensors)
+        weights = with_prefix(WEIGHTS, tensors)
         difference = tensors[DIFFERENCE].numpy().tobytes() if DIFFERENCE in tensors else b""
-        return Version(weights, under(PUBLIC, tensors) or weights, under(OUTER, tensors), difference)
+        return Version(weights, with_prefix(PUBLIC, tensors) or weights, with_prefix(OUTER, tensors), difference)
 
     def forget(self, part: str, updates: Sequence[str], before: int) -> None:
         """Drop these updates, and versions below `before`."""
@@ -221,10 +221,10 @@ def open_store(directory: Path) -> Iterator[Store]:
 
     Raises ResumeError while another process has it or if it is damaged; InputError or CheckpointError without access.
     """
-    with file_errors(CheckpointError, f"cannot keep rounds in {directory}"):
+    with file_errors(CheckpointError, f"cannot store rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         sync(directory.parent)
-    with exclusive(directory / LOCK, ResumeError(f"another process keeps the rounds in {directory}")):
+    with exclusive(directory / LOCK, ResumeError(f"another process is using the rounds in {directory}")):
         store = Store(directory)
         try:
             yield store
@@ -242,7 +242,7 @@ def read_events(database: sqlite3.Connection) -> list[Record]:
     try:
         return [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
     except (sqlite3.Error, ValueError) as error:
-        raise ResumeError(f"{DATABASE} cannot be read ({error}); {RESTORE}") from None
+        raise ResumeError(f"cannot read {DATABASE} ({error}); {RESTORE}") from None
 
 
 def tensors_path(directory: Path, folder: str, part: str, name: str | int) -> Path:
@@ -255,9 +255,9 @@ def load_checked(path: Path, sha256: str) -> Tensors:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ResumeError(f"{path} cannot be read ({error}), but {DATABASE} counts on it; {RESTORE}") from None
+        raise ResumeError(f"cannot read {path} ({error}), which {DATABASE} needs; {RESTORE}") from None
     if digest(tensors) != sha256:
-        raise ResumeError(f"{path} is not what {DATABASE} says: its tensors have another SHA-256; {RESTORE}")
+        raise ResumeError(f"{path} does not match {DATABASE}: its tensors have another SHA-256; {RESTORE}")
     return tensors
 
 
@@ -268,26 +268,26 @@ def _named(prefix: str, tensors: Tensors) -> Tensors:
 # The audit finds faults, not the work of an attacker with access to the directory. Each row of a query is one fault.
 # The database itself ensures that nothing is accepted or merged twice.
 RULES = {
-    "round {} of {} merged {}, which was not there to be merged": """
+    "round {} of {} merged {}, which had not been accepted": """
         SELECT m.round, m.part, m.id FROM merges m
         JOIN events c ON c.kind = 'closed' AND c.part = m.part AND c.round = m.round
         LEFT JOIN events a ON a.kind = 'accepted' AND a.part = m.part AND a.id = m.id AND a.number < c.number
         WHERE a.number IS NULL""",
-    "round {} of {} was closed without {}, which was there to be merged": """
+    "round {} of {} was closed without {}, which had been accepted": """
         SELECT c.round, c.part, a.id FROM events c
         JOIN events a ON a.kind = 'accepted' AND a.part = c.part AND a.number < c.number AND a.round <= c.round
         LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
         WHERE c.kind = 'closed' AND (m.round IS NULL OR m.round > c.round)""",
-    "round {} of {} was closed after {} others": """
+    "round {} of {} was closed after {} other rounds": """
         SELECT round, part, before FROM (
             SELECT round, part, ROW_NUMBER() OVER (PARTITION BY part ORDER BY number) - 1 AS before
             FROM events WHERE kind = 'closed')
         WHERE round != before""",
-    "{} of {} was dropped, and was not late": """
+    "{} of {} was dropped although it was not late": """
         SELECT d.id, d.part FROM events d
         LEFT JOIN events c ON c.kind = 'closed' AND c.part = d.part AND c.round = d.round AND c.number < d.number
         WHERE d.kind = 'dropped' AND c.number IS NULL""",
-    "round {} of {} decided about {} against its score": """
+    "round {} of {} contradicts the score of {}": """
         SELECT m.round, m.part, m.id FROM merges m
         JOIN events c ON c.kind = 'closed' AND c.part = m.part AND c.round = m.round
         JOIN events a ON a.kind = 'accepted' AND a.part = m.part AND a.id = m.id

@@ -31,14 +31,14 @@ def checked(file: rounds_pb2.File) -> rounds_pb2.File:
     if not 1 <= file.size <= MAX_FILE_BYTES:
         raise RequestError(f"a file of {file.size} bytes; it must have 1 to {MAX_FILE_BYTES}")
     if len(file.sha256) != DIGEST_BYTES:
-        raise RequestError(f"a SHA-256 has {DIGEST_BYTES} bytes, not {len(file.sha256)}")
+        raise RequestError(f"a SHA-256 must have {DIGEST_BYTES} bytes, not {len(file.sha256)}")
     return file
 
 
 def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
     """The piece of `data` at `offset`; None at the end. Raises RequestError past the end."""
     if offset > len(data):
-        raise RequestError(f"offset {offset} lies behind the end of a file of {len(data)} bytes")
+        raise RequestError(f"offset {offset} is beyond the end of a file of {len(data)} bytes")
     part = data[offset : offset + PIECE_BYTES]
     return piece_of(part, offset) if part else None
 
@@ -79,13 +79,13 @@ class IncomingFile:
     def write(self, piece: rounds_pb2.Piece) -> None:
         """Append a piece. Raises RequestError for a damaged piece or a gap, CheckpointError."""
         if piece.offset != self.offset:
-            raise RequestError(f"a piece at offset {piece.offset}; {self.offset} comes next")
+            raise RequestError(f"got a piece at offset {piece.offset}, expected {self.offset}")
         if not 1 <= len(piece.data) <= PIECE_BYTES:
             raise RequestError(f"a piece of {len(piece.data)} bytes; it must have 1 to {PIECE_BYTES}")
         if self.offset + len(piece.data) > self.file.size:
-            raise RequestError(f"pieces beyond the announced size of {self.file.size} bytes")
+            raise RequestError(f"the pieces exceed the announced size of {self.file.size} bytes")
         if zlib.crc32(piece.data) != piece.crc32:
-            raise RequestError(f"the piece at offset {piece.offset} does not have its checksum: send it again")
+            raise RequestError(f"the piece at offset {piece.offset} does not match its checksum: send it again")
         with (
             file_errors(CheckpointError, f"cannot write {self.path}", "free some space"),
             self.path.open("r+b" if self.offset else "wb") as file,
@@ -100,7 +100,7 @@ class IncomingFile:
             data = self.path.read_bytes()
         if (len(data), hashlib.sha256(data).digest()) != (self.file.size, self.file.sha256):
             self.drop()
-            raise DamagedError("what has come does not have the announced SHA-256: send it anew")
+            raise DamagedError("the received file does not match the announced SHA-256: send it again")
         return data
 
     def sync(self) -> None:

@@ -20,7 +20,7 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from trainer.rounds.codecs import Tensors
-from trainer.rounds.parts import see
+from trainer.rounds.parts import load_copies
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.worker_state import STATE_NAME, WorkerProgress, WorkerRounds, load_worker, save_worker
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # Groups of a worker's state in addition to those of its rounds: weights and inner optimizer.
 MODULE, OPTIMIZER = "module", "optimizer"
-AGAIN_S = 0.2
+RETRY_S = 0.2
 LOCK_NAME = "worker.lock"
 
 
@@ -42,9 +42,9 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
 
     :param site: the site whose first machine this is.
     """
-    with file_errors(ConfigError, f"cannot keep a worker's state in {settings.state}"):
+    with file_errors(ConfigError, f"cannot store a worker's state in {settings.state}"):
         settings.state.mkdir(parents=True, exist_ok=True)
-    taken = ResumeError(f"another worker has its state in {settings.state}: give another --state")
+    taken = ResumeError(f"another worker is using the state in {settings.state}: give another --state")
     with exclusive(settings.state / LOCK_NAME, taken):
         run, progress, groups = "", WorkerProgress(""), dict[str, Tensors]()
         if (path := settings.state / STATE_NAME).exists():
@@ -107,7 +107,7 @@ class Worker:
         self.spec = RunSpec.joined(place, settings.state, corpus)
         self.run_settings = self.spec.config.rounds
         if place.part >= len(self.spec.parts):
-            raise ServiceError(f"{client.address} gives part {place.part} of {len(self.spec.parts)}: it is damaged")
+            raise ServiceError(f"{client.address} assigned part {place.part} of {len(self.spec.parts)}: it is damaged")
         self.part = self.spec.parts[place.part]
         self.learner = self.spec.learner(place, corpus, settings)
         if self.site is not None:
@@ -124,7 +124,7 @@ class Worker:
         """Resume an earlier state, if it belongs to this part. Raises ResumeError."""
         if run != self.run or progress.part != self.part:
             if progress.part:
-                log.warning("what was saved is of %s, not %s: it is left behind", progress.part, self.part)
+                log.warning("the saved state is of %s, not %s: it is ignored", progress.part, self.part)
             return
         try:
             self.learner.load(groups[MODULE])
@@ -163,7 +163,7 @@ class Worker:
 
     def _next_round(self) -> bool:
         """Hand in a pending update, and begin the next round or resume the current one; False at the end."""
-        self._hand_in()
+        self._submit()
         while True:
             self.doing, finished = rounds_pb2.DOING_WAITING, self.progress.finished
             request = rounds_pb2.NextRequest(
@@ -188,7 +188,7 @@ class Worker:
                 self._start_round(order)
         except FileGoneError as error:  # probably there is a newer version
             log.info("%s", error)
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)
             return False
         return True
 
@@ -197,7 +197,7 @@ class Worker:
         wrong = order.round >= self.run_settings.rounds or order.steps != self.run_settings.steps_per_round
         if wrong or order.base.part != self.part:
             raise ServiceError(
-                f"{self.client.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
+                f"{self.client.address} ordered {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
         self.features.begin(order.round)
         weights = self.cache.fetch(order.base, self.run_settings.down_codec)
@@ -205,10 +205,10 @@ class Worker:
 
     def _take_copies(self, order: rounds_pb2.Order) -> None:
         """Fetch newer copies of other parts. Raises ServiceError, FileGoneError."""
-        if {wanted.part for wanted in order.copies} != set(self.learner.part.copies):
-            raise ServiceError(f"{self.client.address} does not send what {self.part} is trained with: it is damaged")
-        copies = {wanted.part: self.cache.fetch(wanted, self.run_settings.down_codec) for wanted in order.copies}
-        see(self.learner.part, copies)
+        if {offer.part for offer in order.copies} != set(self.learner.part.copies):
+            raise ServiceError(f"{self.client.address} did not send the copies that {self.part} needs: it is damaged")
+        copies = {offer.part: self.cache.fetch(offer, self.run_settings.down_codec) for offer in order.copies}
+        load_copies(self.learner.part, copies)
 
     def _train(self) -> bool:
         """Do the steps of a round; False if it is given up."""
@@ -226,7 +226,7 @@ class Worker:
                 else:
                     self.doing = rounds_pb2.DOING_FETCHING
             except (FileGoneError, CodecError) as error:
-                log.warning("round %d of %s is given up: its features: %s", self.progress.round, self.part, error)
+                log.warning("gave up round %d of %s: its features: %s", self.progress.round, self.part, error)
                 self._give_up()
                 return False
         self.features.settle()
@@ -236,11 +236,11 @@ class Worker:
         """True if the round is still worth training. Raises Interrupted, LeaseLostError."""
         round_, heartbeat = self.progress.round, self.heartbeat
         if self.client.asked_to_stop():
-            raise Interrupted(f"{self.part}: stopped in round {round_}; run again to go on")
+            raise Interrupted(f"{self.part}: stopped in round {round_}; run again to resume")
         if heartbeat.lost:
             raise heartbeat.lost
         if heartbeat.ended or not self.rounds.is_current(heartbeat.open_round):
-            log.warning("round %d of %s was closed without us: it is given up", round_, self.part)
+            log.warning("gave up round %d of %s: it was closed without this worker", round_, self.part)
             self._give_up()
             return False
         return True
@@ -272,7 +272,7 @@ class Worker:
 
     # Handing in
 
-    def _hand_in(self) -> None:
+    def _submit(self) -> None:
         """Send a pending update until there is a verdict. Raises LeaseLostError, Interrupted, ServiceError."""
         pending, payload = self.progress.pending, self.rounds.payload
         if pending is None:
@@ -289,9 +289,9 @@ class Worker:
         verdict = self.client.submit(submission, payload)
         self.progress.pending, self.rounds.payload = None, b""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("round %d of %s was not taken: %s", pending["round"], self.part, verdict.reason)
+            log.warning("round %d of %s was refused: %s", pending["round"], self.part, verdict.reason)
         else:
-            log.info("round %d of %s is handed in", pending["round"], self.part)
+            log.info("submitted round %d of %s", pending["round"], self.part)
 
     def _report(self) -> rounds_pb2.BeatRequest:
         progress = self.progress  # the first beats precede the building of the model

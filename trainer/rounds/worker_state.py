@@ -77,7 +77,9 @@ class WorkerRounds:
         assert progress.round is not None
         delta = subtract(self.base, weights)
         if not norm(delta) < float("inf"):
-            raise ConfigError(f"{progress.part}: weights are not finite after round {progress.round}; lower the rates")
+            raise ConfigError(
+                f"{progress.part}: weights are not finite after round {progress.round}; lower the learning rates"
+            )
         self.payload, self.carried = with_feedback(self.settings, delta, self.carried, progress.round)
         word = f"{author} {progress.part} {progress.round} {hashlib.sha256(self.payload).hexdigest()}"
         progress.pending = {
@@ -125,7 +127,7 @@ def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
     """Run, progress and groups of a state. Raises ResumeError if it is damaged or of an older format."""
     record, tensors = load_state(path)
     if (format_ := record.pop("format", 1)) != FORMAT:
-        raise ResumeError(f"{path} has the format {format_}, and this version reads {FORMAT}; delete it to begin anew")
+        raise ResumeError(f"{path} has format {format_}, but this version reads {FORMAT}; delete it to start over")
     try:
         run = record.pop("run")
         groups: dict[str, Tensors] = {}
@@ -134,4 +136,4 @@ def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
             groups.setdefault(group, {})[name] = tensor
         return run, WorkerProgress(**record), groups
     except (KeyError, TypeError) as error:
-        raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
+        raise ResumeError(f"{path} is damaged ({error}); delete it to start over") from None

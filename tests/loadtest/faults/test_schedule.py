@@ -34,8 +34,8 @@ def test_one_fault_a_turn_of_every_kind() -> None:
     ("arguments", "words"),
     [
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
-        ("bench chaos --simulate --minutes 3", "--simulate takes --seed and --schedules alone"),
-        ("bench chaos --schedules 3", "--schedules is for simulations: add --simulate"),
+        ("bench chaos --simulate --minutes 3", "--simulate accepts only --seed and --schedules"),
+        ("bench chaos --schedules 3", "--schedules needs --simulate"),
         ("bench chaos --profile moon", "no profile 'moon'; there are loopback, "),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
     ],

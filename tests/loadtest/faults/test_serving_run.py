@@ -16,7 +16,7 @@ from loadtest.faults.serving_run import (
     chaos,
     serving_report,
     verdict,
-    wrong_words,
+    wrong_answers,
 )
 from loadtest.lab.lab import lab_problem
 from loadtest.simulation.schedule import PlannedFault
@@ -25,13 +25,13 @@ from loadtest.workload.testbed import LOOPBACK
 
 TEXT = b"calm sea"
 GOOD = Answer(0, 10.0, 12.0, OK, [TEXT])
-AGAIN = replace(GOOD, outputs=[TEXT[:4], TEXT], failures=["UNAVAILABLE: gone"])
+RETRIABLE = replace(GOOD, outputs=[TEXT[:4], TEXT], failures=["UNAVAILABLE: gone"])
 KILL = PlannedFault("kill", ("a-1",), 10.6, 3.4)
 RESULT = ChaosResult(
     settings=ChaosSettings(profile=LOOPBACK, minutes=1.0),
     cases=(SeededRequest("ar", "The", 3),),
     texts=[TEXT],
-    answers=[GOOD, AGAIN],
+    answers=[GOOD, RETRIABLE],
     faults=[KILL],
     last_state=RouterState(20.0, {}),
     seconds=15.0,
@@ -43,10 +43,10 @@ RESULT = ChaosResult(
     ("answer", "fate"),
     [
         (GOOD, Fate.RIGHT),
-        (AGAIN, Fate.RIGHT),
+        (RETRIABLE, Fate.RIGHT),
         (replace(GOOD, outputs=[b"calm see"]), Fate.WRONG),
         (replace(GOOD, outputs=[TEXT[:-1]]), Fate.WRONG),
-        (replace(AGAIN, outputs=[b"cold", TEXT]), Fate.WRONG),
+        (replace(RETRIABLE, outputs=[b"cold", TEXT]), Fate.WRONG),
         (replace(GOOD, status=LATE, outputs=[TEXT[:3]]), Fate.LOST),
         (replace(GOOD, status="INTERNAL", outputs=[b""]), Fate.LOST),
     ],
@@ -54,26 +54,26 @@ RESULT = ChaosResult(
 def test_fates(answer: Answer, fate: Fate) -> None:
     result = replace(RESULT, answers=[answer])
     assert answer.fate(TEXT) is fate
-    assert bool(wrong_words(result)) is bool(result.trouble) is (fate is not Fate.RIGHT)
+    assert bool(wrong_answers(result)) is bool(result.trouble) is (fate is not Fate.RIGHT)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"last_state": RouterState(20.0, {"a-1": "lost"})}, "not usable at the end: a-1: lost"),
+        ({"last_state": RouterState(20.0, {"a-1": "lost"})}, "not ready at the end: a-1: lost"),
         ({"last_state": RouterState(20.0, {}, sessions=2)}, "2 sessions are still open on hosts after the last answer"),
-        ({"ended": {"a-2": "out of memory"}}, "a-2 had ended: out of memory"),
+        ({"ended": {"a-2": "out of memory"}}, "a-2 exited: out of memory"),
     ],
 )
 def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) -> None:
     result = replace(RESULT, **changes)  # type: ignore[arg-type]
     assert words in verdict(result)
-    assert not serving_report(result).holds
+    assert not serving_report(result).passed
 
 
 def test_a_sound_run_says_so() -> None:
     report = serving_report(RESULT)
-    assert report.holds
+    assert report.passed
     assert "2 right, 0 wrong, 0 lost; 0 replays" in report.table
     assert report.record["requests"] == {"requests": 2, "right": 2, "wrong": 0, "lost": 0}
 

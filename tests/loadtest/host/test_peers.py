@@ -17,11 +17,11 @@ THEIRS = [{"1 at once": rate, MEMORY: 2 * rate} for rate in (40.0, 50.0, 10.0)]
 
 
 def test_rows_are_medians_and_their_ratio() -> None:
-    unit = "tokens a processor second"
+    unit = "tokens per CPU second"
     assert _rows("1 at once", {"onesweep": OURS, "llama.cpp": THEIRS}) == [
         Row("1 at once: onesweep", 20.0, unit),
         Row("1 at once: llama.cpp", 40.0, unit),
-        Row("1 at once: ours over theirs", 0.5, "x"),
+        Row("1 at once: onesweep over llama.cpp", 0.5, "x"),
     ]
     assert _rows(MEMORY, {"onesweep": OURS}) == [Row("most memory: onesweep", 120.0, "MB")]
 
@@ -34,7 +34,7 @@ def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest
     source.touch()
     write_model(tmp_path / "short")
     assert main(["bench", "peers", "--checkpoint", str(tmp_path / "short"), "--source", str(source)]) == 2
-    assert "reads 512 tokens: measured are prompts of 512" in capsys.readouterr().err
+    assert "reads 512 tokens, but this bench needs prompts of 512" in capsys.readouterr().err
 
 
 @pytest.mark.slow

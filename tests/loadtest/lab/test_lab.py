@@ -63,7 +63,7 @@ def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
         assert lab.is_up
         argv = lab.command("host-2", [sys.executable, "-c", "import sys; sys.exit(5)"])
         assert subprocess.run(argv).returncode == 5
-        with pytest.raises(InputError, match="no node 'host-3' in the lab; there are router, host-1, host-2"):
+        with pytest.raises(InputError, match="no node 'host-3' in the lab; its nodes are router, host-1, host-2"):
             lab.command("host-3", ["true"])
     assert gone(lab, nodes)
 

@@ -32,7 +32,7 @@ def wan(
     ("arguments", "said"),
     [
         (["--profile", "moon"], "no profile 'moon'; there are consumer, lan, links-150"),
-        (["--profile", "lan", "--hosts", "0"], "a lab has 1 to 64 hosts, not 0"),
+        (["--profile", "lan", "--hosts", "0"], "a lab must have 1 to 64 hosts, not 0"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_exit_code_2(
@@ -48,7 +48,7 @@ def test_a_network_is_there_while_up_runs(needs_lab: None, wan: Callable[..., tu
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         assert "host-3 10.77.0.4" in up.stdout.readline()
         code, shown = wan("up", "--profile", "lan")
-        said = "onesweep: a lab is up already (three-regions): end its `onesweep wan up` first\n"
+        said = "onesweep: a lab is already up (three-regions): stop its `onesweep wan up` first\n"
         assert (code, shown) == (1, said)
         assert wan("exec", "host-9", "--", "true")[0] == 2
         assert wan("exec", "host-1")[0] == 2

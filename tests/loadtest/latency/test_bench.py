@@ -24,18 +24,18 @@ def bench(bundle: Path, *options: object) -> list[str]:
     ("options", "says"),
     [
         (("--profile", "atlantis"), "atlantis"),
-        (("--profile", "lan,lan"), "--profile names 'lan' twice"),
+        (("--profile", "lan,lan"), "--profile lists 'lan' twice"),
         (("--profile", "lan", "--modes", "swep"), "unknown mode 'swep' in --modes"),
         (("--profile", "lan", "--temperature", -1), "temperature must be from 0 to 100, not -1"),
         (
             ("--profile", "lan", "--bytes", 99999999),
-            "a length of 99999999 leaves no place for a prompt: the context is",
+            "a length of 99999999 leaves no room for a prompt in the context of",
         ),
-        (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers from 1, such as"),
-        (("--profile", "lan", "--text", "new"), "--text has no 'new'; choose from novel, copying"),
-        (("--profile", "nat", "--hosts", 2), "'nat' speaks of host-3, which a lab of 2 hosts does not have"),
-        (("--profile", "lan", "--links", "reverse"), "--links has no 'reverse' (did you mean reversed?)"),
-        (("--profile", "lan", "--links", "reversed"), "--links is for 3 hosts or more, in a profile with links"),
+        (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be positive integers, such as"),
+        (("--profile", "lan", "--text", "new"), "--text: unknown value 'new'; choose from novel, copying"),
+        (("--profile", "nat", "--hosts", 2), "'nat' names host-3, which a lab of 2 hosts does not have"),
+        (("--profile", "lan", "--links", "reverse"), "--links: unknown value 'reverse' (did you mean reversed?)"),
+        (("--profile", "lan", "--links", "reversed"), "--links needs at least 3 hosts and a profile with links"),
         (("--profile", "lan", "--hosts", 3), "3 hosts cannot share 2 blocks"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],
@@ -81,7 +81,7 @@ def test_what_the_router_refuses_is_a_row(bundle: Path, tmp_path: Path, capsys: 
     assert main(bench(bundle, *options, "--json", tmp_path / "r.json")) == 1
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [(row["mode"], row["failures"]) for row in rows] == [("ar", 0), ("local", 1)]
-    assert "local, 8 bytes: 1 of 1 failed, such as: " in capsys.readouterr().out
+    assert "local, 8 bytes: 1 of 1 failed, for example: " in capsys.readouterr().out
 
 
 # In a real lab

@@ -15,10 +15,10 @@ from tests.loadtest.latency.test_bench import bench
     ("options", "says"),
     [
         (("--modes", "steps:int3"), "'int3' is not a setting"),
-        (("--bytes", 8), "draws: it takes --levels"),
-        (("--text", "novel"), "draws: it takes --levels"),
-        (("--temperature", 1), "draws: it takes --levels"),
-        (("--levels", "0"), "--levels '0' must be numbers from 1"),
+        (("--bytes", 8), "draws pictures: give --levels"),
+        (("--text", "novel"), "draws pictures: give --levels"),
+        (("--temperature", 1), "draws pictures: give --levels"),
+        (("--levels", "0"), "--levels '0' must be positive integers"),
         (("--levels", "6", "--modes", "steps", "--hosts", 4), "hosts cannot share 3 blocks"),
     ],
 )

@@ -43,7 +43,7 @@ def test_every_request_falls_into_the_class_that_its_definition_says(sample: Loa
         Outcome.LOST: lost,
     }
     true[Outcome.FAILED] = not any(true.values())
-    assert [outcome for outcome, holds in true.items() if holds] == [outcome_of(sample, TEXTS[sample.case])]
+    assert [outcome for outcome, passed in true.items() if passed] == [outcome_of(sample, TEXTS[sample.case])]
 
 
 @given(st.lists(samples))

@@ -37,7 +37,7 @@ def test_a_whole_run(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 0 < record["generator_cores"] < 2
     assert 0 < record["p50_ms"] <= record["p95_ms"] <= record["p99_ms"]
     assert f"{record['p95_ms']:,.1f}" in out
-    assert "takes 3 requests at once" in out
+    assert "accepts 3 requests at once" in out
     assert "gevent" not in sys.modules, "the parent stays as it is; only the generator's process is changed"
 
 
@@ -46,7 +46,7 @@ def test_several_modes_and_numbers_of_users(router: str, tmp_path: Path, capsys:
     command = ["bench", "loadtest", "--router", router, "--users", "1,2", "--mode", "sweep,ar,local", *QUICK]
     assert main([*command, "--json", str(path)]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
-    assert "left out local: the router serves sweep, chunked, ar" in out
+    assert "skipping local: the router serves only sweep, chunked, ar" in out
     assert [(row["mode"], row["users"]) for row in record["rows"]] == [("sweep", 1), ("sweep", 2), ("ar", 1), ("ar", 2)]
     assert all(row["right"] == row["requests"] > 0 for row in record["rows"])
     assert re.search(r"^sweep: (knee at|no knee up to) \d user", out, re.MULTILINE)
@@ -68,13 +68,13 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--mode", "swap"], "--mode has no 'swap' (did you mean sweep?); choose from sweep, chunked, "),
+        (["--mode", "swap"], "--mode: unknown value 'swap' (did you mean sweep?); choose from sweep, chunked, "),
         (["--profile", "moon"], "no profile 'moon'; there are "),
         (["--users", "0"], "--users must each be a whole number from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
-        (["--router", "127.0.0.1:1"], "--router names a deployment that is there: leave out --hosts, --checkpoint"),
+        (["--router", "127.0.0.1:1"], "--router names a running deployment: omit --hosts, --checkpoint"),
     ],
 )
 def test_mistakes_end_in_a_sentence_before_anything_starts(
@@ -85,7 +85,7 @@ def test_mistakes_end_in_a_sentence_before_anything_starts(
 
 def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
-    assert "this deployment cannot serve local; it has sweep, chunked, ar" in capsys.readouterr().err
+    assert "this deployment cannot serve local; it serves sweep, chunked, ar" in capsys.readouterr().err
 
 
 def test_locust_is_missing(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

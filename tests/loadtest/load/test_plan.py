@@ -32,5 +32,5 @@ def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> Non
 
 def test_prompts_are_cut_to_what_the_context_leaves() -> None:
     assert max(len(case.prompt.encode()) for case in seeded_prompts(64, 0, 80, 96)) == 16
-    with pytest.raises(InputError, match="--bytes must be 1 to 88, what the context of 96 leaves: not 89"):
+    with pytest.raises(InputError, match="--bytes must be 1 to 88 to fit the context of 96, not 89"):
         seeded_prompts(64, 0, 89, 96)

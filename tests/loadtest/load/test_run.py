@@ -82,5 +82,5 @@ def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
 
 def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:
     nowhere = somewhere(wordless, "sh", "-c", "echo broken >&2; exit 3")
-    with pytest.raises(ServiceError, match=r"the load generator ended \(exit code 3\): broken"):
+    with pytest.raises(ServiceError, match=r"the load generator exited with code 3: broken"):
         recorded(nowhere, plan(wordless))

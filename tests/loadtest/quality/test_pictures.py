@@ -46,16 +46,16 @@ def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_pa
     path, pictures = tmp_path / "judge.safetensors", load_pictures(bright)
     save_judge(train_judge(pictures, epochs=30), path, pictures)
     judge, _ = load_judge(path)
-    assert (judge.look(pictures.test.pixels)[1] == pictures.test.labels.numpy()).mean() > 0.9
-    with pytest.raises(InputError, match=r"the judge knows pictures of \(1, 8, 8\), these have \(1, 9, 8\)"):
-        judge.look(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
+    assert (judge.classify(pictures.test.pixels)[1] == pictures.test.labels.numpy()).mean() > 0.9
+    with pytest.raises(InputError, match=r"the judge needs pictures of \(1, 8, 8\), but these have \(1, 9, 8\)"):
+        judge.classify(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ResumeError, match="do not have the recorded SHA-256"):
+    with pytest.raises(ResumeError, match="do not match the recorded SHA-256"):
         load_judge(path)
     save_state(path, {}, {})
-    with pytest.raises(ResumeError, match="is no judge"):
+    with pytest.raises(ResumeError, match="is not a judge"):
         load_judge(path)
 
 
@@ -80,8 +80,8 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (["--modes", "chian"], "unknown mode 'chian' in --modes (did you mean chain?)"),
-        (["--write", "frontier.json"], "--write is for text"),
-        (["--judge", __file__], "cannot be read"),
+        (["--write", "frontier.json"], "--write needs --prompts"),
+        (["--judge", __file__], "cannot read"),
     ],
 )
 def test_mistakes_end_in_a_sentence(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.simulation.loop import quiet
-from loadtest.simulation.search import fewest, search, trouble_of
+from loadtest.simulation.loop import captured_log
+from loadtest.simulation.search import search, shrink, trouble_of
 from serving.router.journal import Journal, Tries
 from stages.host.admission import HopAdmission
 
@@ -20,7 +20,7 @@ sys.path.pop()
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[Any]:
-    with quiet():
+    with captured_log():
         yield schedules.Script()
 
 
@@ -52,11 +52,11 @@ def test_planted_faults_are_found(
     monkeypatch.setattr(where, name, instead)
     seed = first_trouble(script, range(100))
     assert seed is not None
-    assert len(fewest(script, script.schedule(seed)).faults) < 3
+    assert len(shrink(script, script.schedule(seed)).faults) < 3
 
 
 def test_the_report_says_how_to_see_a_failure_again(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tries, "_blame", lambda *_: None)
     report = search(100, 0, lambda words: None, script, "python .ci/schedules.py")
-    assert not report.holds
+    assert not report.passed
     assert "python .ci/schedules.py --schedules 1 --seed" in report.table

@@ -22,7 +22,7 @@ def test_what_the_options_say_goes_through_json() -> None:
     found = access("--router", "10.8.0.9:7700", "--tls-ca", "ca.pem")
     assert found == Access("10.8.0.9:7700", "ca.pem")
     assert Access(**json.loads(json.dumps(asdict(found)))) == found
-    with pytest.raises(InputError, match="--tls-ca and --insecure go with --router"):
+    with pytest.raises(InputError, match="--tls-ca and --insecure need --router"):
         access("--insecure")
 
 

@@ -36,4 +36,4 @@ def test_what_is_of_another_source_is_no_copy(tmp_path: Path, capsys: pytest.Cap
     assert served_copy(tmp_path) == ("local:copy",)
     update_manifest(tmp_path / "local", lambda manifest: replace(manifest, data={"source": "another"}))
     assert served_copy(tmp_path) == ()
-    assert "local:copy is left out: the router has no copy" in capsys.readouterr().out
+    assert "skipping local:copy: the router has no copy" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_the_same_text_gives_the_same_figures(bundle: Path) -> None:
 
 
 def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="min_context 32 leaves nothing of the 32 bytes"):
+    with pytest.raises(InputError, match="min_context 32 leaves nothing to score"):
         Scorer(corpus, min_context=32).score(bundle / "ar")
     short = replace(corpus, valid=corpus.valid[:20])
     with pytest.raises(DataError, match="one window needs 33"):

@@ -85,7 +85,7 @@ def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path) -> None:
 def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path, undisturbed: tuple, number: int, at: int) -> None:
     config = replace(tiny, save_every_s=60.0)
     before = signal.getsignal(number)
-    with pytest.raises(Interrupted, match=f"stopped and saved at step {at + 1}; run again to go on"):
+    with pytest.raises(Interrupted, match=f"stopped and saved at step {at + 1}; run again to resume"):
         Run(Line(at, lambda: os.kill(os.getpid(), number)), config, tmp_path / "run", "run").train()
     assert signal.getsignal(number) is before
     check_resumed(tmp_path / "run", config, undisturbed)
@@ -117,7 +117,7 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> 
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
-    said = "being trained by another process"
+    said = "another process is already training"
     with exclusive(tmp_path / "line.lock", ResumeError()), pytest.raises(ResumeError, match=said):
         Run(Line(), tiny, tmp_path, "run").train()
     (tmp_path / "no" / "line.lock").mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_a_state_that_lacks_something_is_refused(tmp_path: Path, missing: str) -
     record, tensors = load_state(path)
     del (record if missing in record else tensors)[missing]
     save_state(path, record, tensors)
-    with pytest.raises(ResumeError, match=r"(?s)is not of this run .*; delete it to start anew"):
+    with pytest.raises(ResumeError, match=r"(?s)is of another run .*; delete it to start over"):
         Run(Line(), tiny, tmp_path, "run").train()
 
 

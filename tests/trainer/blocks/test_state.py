@@ -34,11 +34,11 @@ def retype(raw: bytearray) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda raw: raw[:-100], "cannot be read"),
-        (lambda raw: b"nothing of the kind", "cannot be read"),
-        (flip, "is damaged: its tensors do not have the recorded SHA-256"),
-        (lambda raw: raw.replace(b"2.5", b"9.5"), "is damaged: its tensors do not have the recorded SHA-256"),
-        (retype, "is damaged: its tensors do not have the recorded SHA-256"),
+        (lambda raw: raw[:-100], "cannot read"),
+        (lambda raw: b"nothing of the kind", "cannot read"),
+        (flip, "is damaged: its tensors do not match the recorded SHA-256"),
+        (lambda raw: raw.replace(b"2.5", b"9.5"), "is damaged: its tensors do not match the recorded SHA-256"),
+        (retype, "is damaged: its tensors do not match the recorded SHA-256"),
         (lambda raw: raw.replace(b'"record"', b'"recorD"'), "is damaged"),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_damaged_state_is_refused(saved: Path, damage: Callable[[bytearray], b
     saved.write_bytes(damage(bytearray(saved.read_bytes())))
     with pytest.raises(ResumeError, match=message) as caught:
         load_state(saved)
-    assert "delete it to start anew" in str(caught.value)
+    assert "delete it to start over" in str(caught.value)
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "na', "{", "3", '{"nats": 1}', "\x00\x00\xff"])

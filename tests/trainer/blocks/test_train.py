@@ -56,7 +56,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     train_blocks(short, corpus, tmp_path, only=0)
     before = digests(tmp_path)
-    message = "holds a checkpoint of other settings or data; give another --out"
+    message = "has a checkpoint of other settings or data; choose another --out"
     for other in (replace(short, chunks=(1,)), replace(short, seed=1), replace(short, anchor=0.1)):
         with pytest.raises(CheckpointError, match=message):
             train_blocks(other, corpus, tmp_path)
@@ -102,7 +102,7 @@ def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(tmp_path: Path, mo
         return loss(task, step)
 
     monkeypatch.setattr(BlockTask, "loss", stopping)
-    with pytest.raises(Interrupted, match="block-0 is trained and saved; stopped as asked"):
+    with pytest.raises(Interrupted, match="block-0 is trained and saved; stopped on request"):
         train_blocks(short, corpus, tmp_path)
     assert [digest is not None for digest in digests(tmp_path)] == [True, False]
 

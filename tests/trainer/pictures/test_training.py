@@ -73,7 +73,7 @@ def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> Non
     for index in range(2):
         for name, tensor in load_picture_part(out, index).state_dict().items():
             assert torch.equal(tensor, begin[name])
-    with pytest.raises(CheckpointError, match="is no net of one part in the shape of these blocks"):
+    with pytest.raises(CheckpointError, match="is not a one-part net of these blocks' shape"):
         train_picture_blocks(replace(CONFIG, layers=2), pictures, tmp_path / "other", start=local)
     assert not (tmp_path / "other").exists(), "the right start may still be given"
 
@@ -124,9 +124,9 @@ def test_the_command_trains_and_refuses_in_sentences(
     assert main(["train", "pictures", "local", *there]) == 0
     assert "1 of 1 parts trained" in capsys.readouterr().out
     for arguments, message in (
-        (["chain", *there], "holds a checkpoint of other settings or data"),
+        (["chain", *there], "has a checkpoint of other settings or data"),
         (["chain", *new, "--block", "2"], "there is no block 2"),
-        (["steps", *new, "--block", "0"], "--block and --start are of a chain"),
+        (["steps", *new, "--block", "0"], "--block and --start apply only to a chain"),
         (["steps", *new, "--config", str(uneven)], "not whole patches of 3"),
         (["steps", *new, "--steps", "-1"], "steps must be"),
         (["chain", *new, "--start", str(tmp_path)], "no checkpoint in"),

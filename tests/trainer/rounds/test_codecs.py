@@ -71,13 +71,13 @@ def test_any_bytes_are_decoded_or_refused(codec: TensorCodec, data: st.DataObjec
     if len(raw) == size:
         assert found == like or "has no code" in refusal
     else:
-        assert refusal == f"{len(raw)} bytes of {codec.name}, but these tensors take {size}"
+        assert refusal == f"got {len(raw)} bytes of {codec.name}, but these tensors need {size}"
 
 
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_does_not_travel(codec: TensorCodec, bad: float) -> None:
-    with pytest.raises(CodecError, match="a has numbers that are not finite"):
+    with pytest.raises(CodecError, match="a has non-finite numbers"):
         codec.encode({"a": torch.tensor([1.0, bad])})
 
 

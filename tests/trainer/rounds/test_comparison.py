@@ -55,7 +55,7 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
     assert up["codec=fp32 in_time=1"] > 6 * up["codec=e3m0 in_time=1"]
     assert results[2]["traffic"]["updates"] == {"in time": 4}
     refused = onesweep("train", "simulate", *flags, "--vary", "steps_per_round=5")
-    assert refused.message.startswith("steps = 4 are not one round of 5: give more steps, a lower steps_per_round")
+    assert refused.message.startswith("steps = 4 is less than a round of 5: set more steps, a lower steps_per_round")
     assert settled(replace(tiny, steps=90, rounds=RoundSettings(steps_per_round=40))).rounds.rounds == 3
 
 

@@ -11,7 +11,7 @@ from stages.errors import CodecError
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import RoundSettings
 from trainer.rounds.codecs import subtract
-from trainer.rounds.parts import FeatureFormat, Learner, see
+from trainer.rounds.parts import FeatureFormat, Learner, load_copies
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
@@ -47,12 +47,12 @@ def test_the_engine_is_a_loop_written_out_by_hand() -> None:
     versions, form, made = spec.initial(), FeatureFormat.of(spec.config), dict[int, Tensor]()
     for index, learner in enumerate(learners):
         neighbours = learner.part.neighbours
-        neighbours.feed = (lambda _, before=index - 1: form.decode(form.encode(made[before]))) if index else None
-        neighbours.pass_on = lambda _, features, index=index: made.update({index: features.detach()})
+        neighbours.read = (lambda _, before=index - 1: form.decode(form.encode(made[before]))) if index else None
+        neighbours.send = lambda _, features, index=index: made.update({index: features.detach()})
     for number in range(ROUNDS):
         for name, learner in zip(spec.parts, learners, strict=True):
             learner.load(versions[name])
-            see(learner.part, versions)
+            load_copies(learner.part, versions)
         for step in range(number * STEPS, (number + 1) * STEPS):
             for learner in learners:
                 learner.train(step, 1)

@@ -10,7 +10,7 @@ from tests.trainer.small import tensors, update
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm, receive, scale, subtract
-from trainer.rounds.ledger import REMEMBERED, Ledger
+from trainer.rounds.ledger import HISTORY_SIZE, Ledger
 from trainer.rounds.store import Store
 
 
@@ -41,9 +41,9 @@ def test_the_same_update_counts_once() -> None:
     assert ours.accept(update(), 1.0).kind == "accepted"
     assert ours.accept(update(), 1.0).kind == "duplicate"
     replayed = ours.accept(replace(update(), id="again"), 1.0)
-    assert (replayed.kind, replayed.reason) == ("refused", "w0 has handed in w0-0 for round 0 of p already")
+    assert (replayed.kind, replayed.reason) == ("refused", "w0 has already submitted w0-0 for round 0 of p")
     taken = ours.accept(replace(update(0, 1), id="w0-0"), 1.0)
-    assert "another worker has handed in w0-0" in taken.reason
+    assert "another worker has already submitted w0-0" in taken.reason
     ours.accept(update(0, 1), 1.0)
     ours.close("p", 1.0)
     assert ours.accept(update(), 1.0).kind == "duplicate"
@@ -52,10 +52,10 @@ def test_the_same_update_counts_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"round": 1}, "round 1 of p is not open; the open one is 0"),
+        ({"round": 1}, "round 1 of p is not open; the open round is 0"),
         ({"round": -1}, "round -1 of p is not open"),
         ({"base_version": 1}, "cannot start from version 1; the newest is 0"),
-        ({"delta": {"bias": torch.tensor([float("nan")])}}, "the update has numbers that are not finite"),
+        ({"delta": {"bias": torch.tensor([float("nan")])}}, "the update has non-finite numbers"),
     ],
 )
 def test_what_is_wrong_is_refused_with_a_sentence(changes: dict[str, Any], reason: str) -> None:
@@ -76,7 +76,7 @@ def test_no_update_goes_further_than_its_part_is_long() -> None:
     assert [sent(ledger(), 0, 0, begun * factor) for factor in (9.9, 10.1)] == ["accepted", "refused"]
     assert sent(ledger(steps_per_round=300), 0, 0, 29.0 * begun) == "accepted", "long rounds go further"
     ours, length = ledger(), 1.0
-    for number in range(REMEMBERED):  # one of two, who is longer from round to round
+    for number in range(HISTORY_SIZE):  # one of two, who is longer from round to round
         assert sent(ours, number, 0, 1.0) == "accepted"
         if sent(ours, number, 1, length) == "accepted":
             length *= 5
@@ -89,7 +89,7 @@ def test_new_names_fill_neither_a_round_nor_the_disk() -> None:
         ours = ledger(stale_discount=kept)
         found = [ours.accept(update(0, worker), 1.0) for worker in range(4)]
         assert [verdict.kind for verdict in found] == ["accepted"] * 2 + ["refused"] * 2
-        assert found[2].reason.startswith("round 0 of p has the updates of its 2 workers")
+        assert found[2].reason.startswith("round 0 of p already has updates from its 2 workers")
         ours.close("p", 1.0)
         assert ours.accept(update(0, 5), 2.0).kind == "refused"
         assert len(ours.store.records()) == 4
@@ -106,7 +106,7 @@ def late_ledger(kept: float, closed: int = 1) -> Ledger:
 def test_late_work_is_dropped_discounted_or_kept() -> None:
     dropped = late_ledger(0.0)
     verdict = dropped.accept(update(0, 1), 6.0)
-    assert (verdict.kind, verdict.reason) == ("dropped", "round 0 of p was closed, and late work is dropped")
+    assert (verdict.kind, verdict.reason) == ("dropped", "round 0 of p is closed; late updates are dropped")
     assert dropped.accept(update(0, 1), 7.0).kind == "duplicate"
     assert dropped.due_at("p") is None
     for kept, weight in ((0.5, 0.25), (1.0, 1.0)):

@@ -133,7 +133,7 @@ def test_a_restart_knows_every_record_and_makes_the_same_weights(tmp_path: Path)
     assert (found.problems, found.accepted, found.merged, found.left_out) == ([], 3 * rounds, 2 * rounds, rounds)
     with open_store(tmp_path) as store, store.database as database:
         database.execute("UPDATE merges SET kept = 1 WHERE id = 'w2-4'")
-    assert any("decided about w2-4 against its score" in problem for problem in audit(tmp_path).problems)
+    assert any("contradicts the score of w2-4" in problem for problem in audit(tmp_path).problems)
 
 
 def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
@@ -175,7 +175,7 @@ def test_what_a_round_began_with_outlasts_a_restart() -> None:
     for number in range(KEPT_VERSIONS):
         for each in (ours, Ledger(settings, begun, store, "run")):
             each.begin("b", 1.0)  # the first one decides
-            assert digest(each.weights("a", beside="b")) == digest(begun["a"])
+            assert digest(each.weights("a", at_start_of="b")) == digest(begun["a"])
         ours.accept(update(number, part="a"), 1.0)
         ours.close("a", 1.0)
-    assert digest(ours.weights("a", beside="b")) != digest(begun["a"]), "that is kept no more"
+    assert digest(ours.weights("a", at_start_of="b")) != digest(begun["a"]), "that is kept no more"

@@ -233,7 +233,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
             Ledger(SETTINGS, {"p": tensors(0)}, store, "another")
         with pytest.raises(ResumeError, match="began with other weights"):
             Ledger(SETTINGS, {"p": tensors(1)}, store, "run")
-        with pytest.raises(ResumeError, match="another process keeps the rounds"), open_store(tmp_path):
+        with pytest.raises(ResumeError, match="another process is using the rounds"), open_store(tmp_path):
             pass
 
 
@@ -256,18 +256,18 @@ def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
 def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     fill(tmp_path / "lost")
     (tmp_path / "lost" / DATABASE).write_bytes(b"")
-    with open_store(tmp_path / "lost") as store, pytest.raises(ResumeError, match="no events, but versions"):
+    with open_store(tmp_path / "lost") as store, pytest.raises(ResumeError, match="no events, but next to it"):
         begun(store)
     fill(tmp_path)
     (pending,) = (tmp_path / UPDATES / "p").iterdir()
     content = bytearray(pending.read_bytes())
     content[-1] ^= 1
     pending.write_bytes(content)
-    assert "is not what rounds.sqlite3 says" in audit(tmp_path).problems[0]
+    assert "does not match rounds.sqlite3" in audit(tmp_path).problems[0]
     newest = tmp_path / VERSIONS / "p" / "2.safetensors"
     newest.unlink()
-    assert any("cannot be read" in problem for problem in audit(tmp_path).problems)
-    with open_store(tmp_path) as store, pytest.raises(ResumeError, match="counts on it; put a copy of the"):
+    assert any("cannot read" in problem for problem in audit(tmp_path).problems)
+    with open_store(tmp_path) as store, pytest.raises(ResumeError, match="needs; restore a copy of the"):
         begun(store)
     (tmp_path / DATABASE).write_bytes(b"x" * 8192)
     assert "is damaged" in audit(tmp_path).problems[0]
@@ -300,9 +300,9 @@ CLOSED = {"kind": "closed", "part": "p", "round": 0, "updates": [], "sha256": ""
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
-        (DROPPED, "a of p was dropped, and was not late"),
-        ({**CLOSED, "round": 3}, "round 3 of p was closed after 0 others"),
-        ({**CLOSED, "updates": ["x"]}, "round 0 of p merged x, which was not there to be merged"),
+        (DROPPED, "a of p was dropped although it was not late"),
+        ({**CLOSED, "round": 3}, "round 3 of p was closed after 0 other rounds"),
+        ({**CLOSED, "updates": ["x"]}, "round 0 of p merged x, which had not been accepted"),
     ],
 )
 def test_the_audit_knows_the_rules(tmp_path: Path, record: dict[str, Any], problem: str) -> None:

@@ -13,7 +13,7 @@ from stages.errors import ConfigError
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus, rounds_config
 from trainer.rounds.codecs import norm, subtract
-from trainer.rounds.parts import see
+from trainer.rounds.parts import load_copies
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
@@ -44,7 +44,7 @@ def test_nothing_of_a_lesson_stays_behind(part: int, rounds: dict[str, Any]) -> 
     config = replace(rounds_config, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
     task = spec.task(part, replace(corpus, device="meta"), 0)
-    see(task, spec.initial())
+    load_copies(task, spec.initial())
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         task.loss(0)
 

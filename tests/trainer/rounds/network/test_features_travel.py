@@ -130,10 +130,10 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
 @pytest.mark.parametrize(
     ("worker", "requests", "code", "said"),
     [
-        (0, [rounds_pb2.PassRequest(piece=piece_of(b"x", 0))], "INVALID_ARGUMENT", "features begin with a header"),
-        (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "nobody reads what stage-0 makes in round 1"),
-        (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "nobody reads what stage-1 makes in round 0"),
-        (0, [rounds_pb2.Passing(), piece_of(b"x", 7)], "INVALID_ARGUMENT", "offset 7; 0 comes next"),
+        (0, [rounds_pb2.PassRequest(piece=piece_of(b"x", 0))], "INVALID_ARGUMENT", "features must begin with a header"),
+        (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "no worker reads the features of stage-0 in round 1"),
+        (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "no worker reads the features of stage-1 in round 0"),
+        (0, [rounds_pb2.Passing(), piece_of(b"x", 7)], "INVALID_ARGUMENT", "got a piece at offset 7, expected 0"),
         (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process works as w0"),
     ],
 )

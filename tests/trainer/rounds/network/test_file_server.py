@@ -76,7 +76,7 @@ def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, 
     difference = offered()
     assert not difference.whole
     client.damaged = {file.name for file in difference.files}
-    with pytest.raises(FileGoneError, match="version 1 of p: it does not have the digest that was told"):
+    with pytest.raises(FileGoneError, match="version 1 of p: its digest does not match the announced one"):
         cache.fetch(difference, "int8")
     assert cache.summary() == []
     whole = offered()

@@ -16,7 +16,7 @@ from stages.wire.status import StatusError
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, pieces, refused, submit
 from tests.trainer.small import rounds_config
-from trainer.rounds.service import MAX_ALIKE, NewestCalls
+from trainer.rounds.service import MAX_CALLS, NewestCalls
 from trainer.rounds.store import audit
 from trainer.v1 import rounds_pb2
 
@@ -30,7 +30,7 @@ def test_late_work_is_judged_by_rule(network: Start) -> None:
     verdict = submit(net, net.submission(slow, payload, worker="slow", id="late"), payload)
     assert (verdict.outcome, verdict.reason) == (
         rounds_pb2.OUTCOME_REFUSED,
-        "round 0 of block-0 was closed, and late work is dropped",
+        "round 0 of block-0 is closed; late updates are dropped",
     )
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.dropped) == ([], 1, 1)
@@ -39,15 +39,15 @@ def test_late_work_is_judged_by_rule(network: Start) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"steps": 0}, "a round has 1 to 2 steps, not 0"),
-        ({"steps": 3}, "a round has 1 to 2 steps, not 3"),
-        ({"codec": "int8"}, "this round's updates travel as fp32, not 'int8'"),
-        ({"size": 5}, "an update of block-0 has [0-9]+ bytes as fp32, not 5"),
+        ({"steps": 0}, "an update must have 1 to 2 steps, not 0"),
+        ({"steps": 3}, "an update must have 1 to 2 steps, not 3"),
+        ({"codec": "int8"}, "updates of this round must be in fp32, not 'int8'"),
+        ({"size": 5}, "an update of block-0 must have [0-9]+ bytes as fp32, not 5"),
         ({"size": 2**63}, "a file of 9223372036854775808 bytes"),
-        ({"sha256": b"short"}, "a SHA-256 has 32 bytes, not 5"),
+        ({"sha256": b"short"}, "a SHA-256 must have 32 bytes, not 5"),
         ({"round": 3}, "this run has rounds 0 to 2"),
         ({"base_version": 1}, "round 0 from version 1"),
-        ({"sequences": 257}, "2 steps do not see 257 sequences"),
+        ({"sequences": 257}, "2 steps cannot read 257 sequences"),
         ({"id": "a/b"}, "submission id 'a/b' must be"),
         ({"losses": {"a": math.inf}}, "a loss must be a finite number"),
     ],
@@ -75,7 +75,7 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == f"the pieces ended after {len(first.data)} of {len(payload)} bytes"
     code, details = refused(lambda: net.stub.Submit(iter([header, header]), timeout=PATIENCE_S))
-    assert details == "one header comes, and then pieces only"
+    assert details == "only pieces may follow the header"
     link = net.link()
     verdict = link.submit(header.submission, payload)
     assert verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
@@ -121,7 +121,7 @@ def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
     bad = np.full(len(good) // 4, math.nan, np.float32).tobytes()
     verdict = submit(net, net.submission(two, bad, worker="two"), bad)
     assert verdict.outcome == rounds_pb2.OUTCOME_REFUSED
-    assert "not finite" in verdict.reason
+    assert "non-finite" in verdict.reason
     net.stub.Next(rounds_pb2.NextRequest(worker="two", lease=two.lease, after=0), timeout=PATIENCE_S)
     until(lambda: net.ledger.round("block-0") == 1)
 
@@ -143,12 +143,12 @@ def test_the_newest_counts_and_too_many_are_refused() -> None:
         first = stack.enter_context(streams.begin("a"))
         other = stack.enter_context(streams.begin("b"))
         first()
-        newest = [stack.enter_context(streams.begin("a")) for _ in range(MAX_ALIKE - 1)][-1]
+        newest = [stack.enter_context(streams.begin("a")) for _ in range(MAX_CALLS - 1)][-1]
         newest(), other()
-        with pytest.raises(StatusError, match="the same was begun anew") as caught:
+        with pytest.raises(StatusError, match="a newer call has replaced this one") as caught:
             first()
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        with pytest.raises(StatusError, match=f"{MAX_ALIKE} calls for the same already"), streams.begin("a"):
+        with pytest.raises(StatusError, match=f"{MAX_CALLS} identical calls are already open"), streams.begin("a"):
             pass
         newest()
     with streams.begin("a") as again:

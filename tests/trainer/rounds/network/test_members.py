@@ -41,10 +41,10 @@ def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
         members.join(name, 1, 0.0)
     found = refusal(members.join, "c", 1, 0.0)
     assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert found.message.startswith("part 1 has its 2 workers, as many as the run's settings plan; --wait waits")
+    assert found.message.startswith("part 1 already has 2 workers, the maximum in the run's settings; --wait waits")
     assert found.retry_after_ms
     members.join("c", None, 0.0), members.join("d", None, 0.0)
-    assert refusal(members.join, "e", None, 0.0).message.startswith("every part has its 2 workers")
+    assert refusal(members.join, "e", None, 0.0).message.startswith("every part already has 2 workers")
 
 
 def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None:
@@ -61,7 +61,7 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
 
 def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
     gone = members.join("a", 0, 0.0)
-    gone.has_finished(3)
+    gone.record_finished(3)
     members.join("b", 0, 8.0)
     taken = members.join("c", 0, 12.0)
     assert taken.place == gone.place
@@ -71,16 +71,16 @@ def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
 
 def test_a_lease_that_ran_out_holds_until_somebody_takes_the_place(members: Members) -> None:
     a = members.join("a", 0, 0.0)
-    assert not members.is_here(a, 50.0)
+    assert not members.is_present(a, 50.0)
     assert members.called("a", a.lease, 50.0) is a
-    assert members.is_here(a, 50.0)
+    assert members.is_present(a, 50.0)
 
 
 def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
     first = members.join("ann.1", 0, 0.0, key="ann")
     found = refusal(members.join, "ann.2", 1, 9.0, "", "ann")
     assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert found.message.startswith("ann has a place already, as ann.1: a key has one place")
+    assert found.message.startswith("ann already has a place, as ann.1: a key has one place")
     assert members.join("bob", 0, 9.0, key="bob").voter == "bob"
     assert members.join("ann.2", 1, 12.0, key="ann").place.part == 1, "its first lease ran out: nobody took the place"
     assert refusal(members.called, "ann.1", first.lease, 12.0).code is grpc.StatusCode.ABORTED
@@ -101,7 +101,7 @@ def test_places_outlive_the_coordinator(members: Members) -> None:
 
 def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(members: Members) -> None:
     first = members.join("a", 0, 0.0)
-    first.has_finished(3)
+    first.record_finished(3)
     members.leave(first)
     members.join("b", 0, 0.0), members.join("c", 0, 0.0)
     members.store.save_members(members.records())
@@ -112,15 +112,15 @@ def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(memb
 def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: Members) -> None:
     member = members.join("ann", None, 0.0)
     assert not member.is_late(0)
-    member.begins(3)
+    member.record_order(3)
     assert (member.is_late(3), member.is_late(4)) == (False, True)
     member.beat = rounds_pb2.BeatRequest(doing=rounds_pb2.DOING_TRAINING, round=3, steps=5)
     assert member.is_late(4)
-    member.has_finished(3)
+    member.record_finished(3)
     assert (member.is_late(4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
     assert member.is_late(5), "it does not come for more"
-    member.begins(4)
-    member.has_finished(3)  # told again
+    member.record_order(4)
+    member.record_finished(3)  # told again
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
 
 
@@ -136,10 +136,10 @@ def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: 
         (
             {"incarnation": "5"},
             "FAILED_PRECONDITION",
-            "before its directory was lost or replaced; put the right directory",
+            "was lost or replaced; restore the right directory",
         ),
         ({"version": "0.0.1"}, "FAILED_PRECONDITION", "you have version '0.0.1' of onesweep"),
-        ({"run": "5" * 64}, "FAILED_PRECONDITION", "your state is of the run 555555555555"),
+        ({"run": "5" * 64}, "FAILED_PRECONDITION", "your state is of run 555555555555"),
         ({"data": "5" * 64}, "FAILED_PRECONDITION", "is not that of this run, words.txt"),
         ({"data": ""}, "FAILED_PRECONDITION", r"your training text \(none\) is not that of this run"),
         ({"worker": "../x"}, "INVALID_ARGUMENT", "worker '../x' must be 1 to 64 letters"),
@@ -167,12 +167,12 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
 
     assert "a token is wanted here" in code_of("ann", "")
     assert "key bob may status only, not work" in code_of("bob", other)
-    assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
+    assert "you are ann: you may work only as ann or ann.SUFFIX, not as 'eve'" in code_of("eve", token)
     assert "protocol 1 of rounds" in code_of("ann.2", token), "who may work hears of the next problem"
     fits = {"version": version("onesweep"), "data": net.corpus.digest(), "protocol": PROTOCOL}
     request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
     assert net.link(token=token).join(request).part == 0
-    assert "ann has a place already, as ann.1" in code_of("ann.2", token)
+    assert "ann already has a place, as ann.1" in code_of("ann.2", token)
     watcher = net.link(token=other)
     assert next(watcher.watch(1.0)).rounds == 3
 
@@ -189,6 +189,6 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
         return str(caught.value)
 
     assert "of rounds" in problem("ann", Security(worker)), "who may work hears of the next problem"
-    assert "you are ann: you may work as ann" in problem("eve", Security(worker))
-    assert "workers need one of role client" in problem("h", Security(host))
+    assert "you are ann: you may work only as ann" in problem("eve", Security(worker))
+    assert "a worker needs role client" in problem("h", Security(host))
     assert "closed the connection" in problem("ann", LOOPBACK_ONLY)

@@ -15,7 +15,7 @@ from trainer.v1 import rounds_pb2
 def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
     net = network()
     net.join()
-    for worker, said in ("foot", "foot has no such lease"), ("hand", "another process works as hand"):
+    for worker, said in ("foot", "foot does not hold this lease"), ("hand", "another process works as hand"):
         with pytest.raises(LeaseLostError, match=said):
             net.link().next(rounds_pb2.NextRequest(worker=worker, lease="other"))
 
@@ -28,7 +28,7 @@ def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog
         job = pool.submit(net.work, "w0", pace_s=2.0)
         until(lambda: len(list(net.coordinator.members)), 250)
         twin = net.join("w0")  # within the 12 s that the older one needs for all of its steps
-        until(lambda: "where one is asked for; trying again" in caplog.text, 250)
+        until(lambda: "if tokens are required; retrying" in caplog.text, 250)
         net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=PATIENCE_S)
         assert job.result(250) == 3
 
@@ -44,7 +44,7 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None
 
 def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(replicas=1)
-    place, make = net.join(part=0), net.coordinator._filled
+    place, make = net.join(part=0), net.coordinator._fill_order
 
     def made_late(*args: Any) -> Any:
         if not net.ledger.round("block-0"):
@@ -52,9 +52,9 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
             net.ledger.close("block-0", 0.0)
         return make(*args)
 
-    monkeypatch.setattr(net.coordinator, "_filled", made_late)
+    monkeypatch.setattr(net.coordinator, "_fill_order", made_late)
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=PATIENCE_S).order
-    assert (order.round, order.base.version, net.ledger._parts["block-0"].beside["block-0"]) == (1, 1, 1)
+    assert (order.round, order.base.version, net.ledger._parts["block-0"].start_versions["block-0"]) == (1, 1, 1)
 
 
 def test_who_watches_sees_parts_and_workers(network: Start) -> None:

@@ -123,7 +123,7 @@ def test_workers_of_another_past_end_and_say_what_to_do(
     if older:
         (kept / "rounds").rename(out / "rounds")
     start("third", "train", "coordinate", *how, "--listen", address)
-    why = "the coordinator's directory is an older one" if older else "before its directory was lost or replaced"
+    why = "the coordinator's directory is an older copy" if older else "directory of this run was lost or replaced"
     for name, process in workers.items():
         assert ended(process, WITHIN_S) == 1
-        assert f"{why}; put the right directory back" in (tmp_path / f"{name}.log").read_text()
+        assert f"{why}; restore the right directory" in (tmp_path / f"{name}.log").read_text()

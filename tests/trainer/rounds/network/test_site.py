@@ -180,8 +180,8 @@ def test_who_does_not_belong_to_a_site_is_told_why(network: Start, machine: Mach
     ("number", "changes", "error", "sentence"),
     [
         (1, {}, ServiceError, "no site answers at 127.0.0.1:.*; gave up after 0 s"),
-        (3, {}, InputError, "--machine must be from 0 to 2 at a site of 3, not 3"),
-        (0, {"site": "8.8.8.8:7900"}, InputError, "8.8.8.8 is a public address, .* or, behind a firewall, accept it"),
+        (3, {}, InputError, "--machine must be 0 to 2 in a site of 3 machines, not 3"),
+        (0, {"site": "8.8.8.8:7900"}, InputError, "8.8.8.8 is a public address, .* or, behind a firewall, allow it"),
         (0, {"site": "here"}, InputError, "--site 'here' must be HOST:PORT"),
     ],
 )

@@ -14,7 +14,7 @@ from stages.wire.tls import Security, Tls
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
-from trainer.rounds.commands import has_strangers
+from trainer.rounds.commands import is_open_to_others
 from trainer.rounds.merging import MAX_STRIKES
 from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.store import audit
@@ -35,7 +35,7 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
     net = network()
     net.join("honest", part=0)
     assert hand_in(net, "key.1").outcome == ACCEPTED
-    said = "this place has handed in round 0 of block-0 already"
+    said = "this place has already submitted round 0 of block-0"
     second = hand_in(net, "key.2", 0.02)
     assert (second.outcome, second.reason) == (REFUSED, said)
     net.end()
@@ -64,7 +64,7 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
         assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "nobody waits for who is expelled"
     until(lambda: net.ledger.round("block-0") == MAX_STRIKES + 2)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
-    assert liar.problem.startswith(f"left out of version {MAX_STRIKES} of block-0: it takes -")
+    assert f"version {MAX_STRIKES} of block-0: it changes the loss on held-out text by +" in liar.problem
     net.end()
     net = network(config, **changes)  # begun anew, it knows
     code, said = refused(lambda: net.join("eve"))
@@ -92,7 +92,7 @@ def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, oneswee
     ],
 )
 def test_strangers_are_who_may_come_from_elsewhere(settings: CoordinatorSettings, scored: bool) -> None:
-    assert has_strangers(settings) is scored
+    assert is_open_to_others(settings) is scored
 
 
 def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:
@@ -102,6 +102,6 @@ def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Star
     net.end()
     net = network(replicas=1, rounds=1)
     place, payload = net.join(part=0), net.payload("block-0")
-    assert submit(net, net.submission(place, payload), payload).reason == "block-0 has made its last round"
+    assert submit(net, net.submission(place, payload), payload).reason == "block-0 has finished its last round"
     merged = next(r["id"] for r in net.ledger.store.records() if r["kind"] == "accepted")
     assert submit(net, net.submission(place, payload, id=merged), payload).outcome == DUPLICATE

@@ -19,7 +19,7 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         ([*WORK, "--name", "a b"], "--name 'a b' must be"),
         (["train", "work", "--coordinator", "10.0.0.1:1"], "traffic would not be encrypted"),
         ([*WORK, "--block", "-1"], "--block must be the number of a part"),
-        ([*WORK, "--machine", "1"], "--machine and --machines are of a site: give --site"),
+        ([*WORK, "--machine", "1"], "--machine and --machines need --site"),
         ([*WORK, "--patience", "nan"], "--patience must be from 0"),
         ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
         ([*COORDINATE, "--config", "H0"], "steps_per_round must be a whole number from 1"),
@@ -43,4 +43,4 @@ def test_a_checkpoint_of_another_run_is_told(
     (other := net.out.with_name("other.toml")).write_text(settings().read_text() + "[rounds]\nrounds = 1\n")
     given = ("--config", other, "--data", text_file, "--out", net.out, "--threads", 1)
     outcome = onesweep("train", "coordinate", "--listen", "127.0.0.1:0", *given)
-    assert "holds a checkpoint of other settings or data; give another --out" in outcome.message
+    assert "has a checkpoint of other settings or data; choose another --out" in outcome.message

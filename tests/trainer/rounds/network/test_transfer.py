@@ -50,7 +50,7 @@ def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
     intake = IncomingFile(tmp_path / "x", rounds_pb2.File(size=len(DATA), sha256=hashlib.sha256(b"else").digest()))
-    with pytest.raises(DamagedError, match="send it anew"):
+    with pytest.raises(DamagedError, match="send it again"):
         taken(intake, DATA)
     assert list(tmp_path.iterdir()) == []
     assert intake.offset == 0
@@ -59,10 +59,10 @@ def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"offset": 7}, "a piece at offset 7; 0 comes next"),
+        ({"offset": 7}, "got a piece at offset 7, expected 0"),
         ({"data": b""}, "a piece of 0 bytes"),
         ({"data": bytes(PIECE_BYTES + 1)}, f"a piece of {PIECE_BYTES + 1} bytes"),
-        ({"crc32": 1}, "does not have its checksum"),
+        ({"crc32": 1}, "does not match its checksum"),
     ],
 )
 def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
@@ -81,7 +81,7 @@ def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[s
     [
         (0, 32, f"a file of 0 bytes; it must have 1 to {transfer.MAX_FILE_BYTES}"),
         (transfer.MAX_FILE_BYTES + 1, 32, f"a file of {transfer.MAX_FILE_BYTES + 1} bytes"),
-        (5, 31, "a SHA-256 has 32 bytes, not 31"),
+        (5, 31, "a SHA-256 must have 32 bytes, not 31"),
     ],
 )
 def test_what_cannot_be_taken_in_is_refused_before_it_comes(size: int, digest: int, sentence: str) -> None:

@@ -48,16 +48,16 @@ def run() -> rounds_pb2.WatchUpdate:
 def test_a_run_is_two_tables() -> None:
     assert lines_of(run()) == [
         "run 0123456789ab  running  9 rounds",
-        "1 of 2 workers here, 1 late, 1 gone  updates in 1.5 kB (15 B/s)  weights out 2 MB (20 kB/s)  in 100 s",
+        "1 of 2 workers present, 1 late, 1 gone  updates in 1.5 kB (15 B/s)  weights out 2 MB (20 kB/s)  in 100 s",
         "problem: the disk is full",
         "",
-        "part     round  left  here  in  published  losses in nats",
-        "block-0  3/9    4 s   1/2   1   -          denoise 2.250",
+        "part     round  left  present  arrived  published  losses in nats",
+        "block-0  3/9    4 s   1/2      1        -          denoise 2.250",
         "",
-        "worker  part       device  does    round  step  busy  up      down  silent  taken",
-        "ann     block-0.0  cpu     trains  2      7     90%   1.2 MB  3 MB  0 s     2              "
+        "worker  part       device  state     round  step  busy  up      down  silent  accepted",
+        "ann     block-0.0  cpu     training  2      7     90%   1.2 MB  3 MB  0 s     2              "
         "late: round 3 is open",
-        "bob     block-0.1  -       gone    0      0     -     0 B     0 B   61 s    0 (1 refused)  "
+        "bob     block-0.1  -       gone      0      0     -     0 B     0 B   61 s    0 (1 refused)  "
         "refused: its norm is absurd",
     ]
 

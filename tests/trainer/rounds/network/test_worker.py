@@ -38,7 +38,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
         job = pool.submit(net.work, "w0")
         until(lambda: called)
         net.stop.set()
-        with pytest.raises(Interrupted, match="run again to go on"):
+        with pytest.raises(Interrupted, match="run again to resume"):
             job.result(PATIENCE_S)
     until(lambda: not any(thread.name == "stop" for thread in threading.enumerate()))  # its calls are cancelled
     monkeypatch.setattr(net.coordinator, call, real)
@@ -93,5 +93,5 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
 
 def test_a_state_of_an_older_version_is_refused(tmp_path: Path) -> None:
     state.save_state(tmp_path / "s", {"run": "r", "part": "block-1", "fragments": []}, {})
-    with pytest.raises(ResumeError, match="has the format 1, and this version reads 2; delete it to begin anew"):
+    with pytest.raises(ResumeError, match="has format 1, but this version reads 2; delete it to start over"):
         load_worker(tmp_path / "s")
