@@ -83,7 +83,7 @@ async def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> ro
 def line_of(switch: router_pb2.Switch) -> str:
     """A line for a terminal about a finished deployment."""
     if not switch.changed:
-        return f"release {switch.release} is served already: nothing to do"
+        return f"release {switch.release} is already served: nothing to do"
     return f"new requests use release {switch.release}; before: {switch.previous} (onesweep deploy --rollback)"
 
 
@@ -106,4 +106,4 @@ async def _switch(
         if delivery is not None and delivery.failure:
             raise InputError(str(delivery.failure)) from None
         raise
-    raise RouterError("the router ended the answer without a result", grpc.StatusCode.INTERNAL)
+    raise RouterError("the router closed the stream without a result", grpc.StatusCode.INTERNAL)

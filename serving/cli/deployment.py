@@ -48,9 +48,9 @@ POLL_S = 0.1
 # busy machine. A process that dies ends the wait.
 READY_S, LOADED_BYTES_S, RAN_S = 60.0, 5e6, 5.0  # RAN_S: a router that ends sooner than this would end again
 LOG_LINES = 5
-NO_TOKEN = "not ready, and it tells only those with a token why"
-SILENT = "it takes connections and says nothing"
-LACKING = "are on no machine: one with"  # ends advice about blocks: waiting does not help there
+NO_TOKEN = "not ready, and the reason takes a token to see"
+SILENT = "it accepts connections but does not answer"
+LACKING = "are on no machine: invite one with"  # ends advice about blocks: waiting does not help there
 # Turns a process's name and command into the command that runs it in its place.
 Place = Callable[[str, list[str]], list[str]]
 
@@ -171,7 +171,7 @@ class Deployment:
     def stop_visibly(self) -> None:
         """`stop` one process after the other for a person who waits: a second signal would kill them all at once."""
         with contextlib.suppress(OSError):  # the reader has gone, as with `2>&1 | head`
-            ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
+            ProgressLine().say("stopping the router, which finishes its requests, then the hosts; Ctrl-C kills them")
         with lock_beside(self.directory / RECORD):
             self.stop()
 
@@ -211,7 +211,7 @@ class Deployment:
         if lines and (said := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
             return lines[-1][said.end() :]
         is_silent = not lines or re.search(r"^[-\d]+ [:,\d]+ (INFO|WARNING) |: ready$", lines[-1])
-        return "without a word: killed, for lack of memory perhaps" if is_silent else " ".join(lines[-LOG_LINES:])
+        return "without a message: killed, perhaps out of memory" if is_silent else " ".join(lines[-LOG_LINES:])
 
 
 def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
@@ -259,7 +259,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
         return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
-        raise InputError(f"several routers are up: name one with --router (of doctor with --topology): {names}")
+        raise InputError(f"several routers are up: name one with --router (for doctor: --topology): {names}")
     return running[0] if running else None
 
 
@@ -269,8 +269,8 @@ def new_directory(topology: Topology) -> Path:
     for other in running_deployments():
         if topology.addresses & other.topology.addresses:
             raise ServiceError(
-                f"a deployment is up already (router {other.topology.router}, in {other.directory}): `onesweep down` "
-                "ends it; for a second one give another --port, or a topology of other addresses"
+                f"a deployment is already up (router {other.topology.router}, in {other.directory}): `onesweep down` "
+                "stops it; for a second one give another --port, or a topology with other addresses"
             )
     return own_token_path(topology.router).with_suffix("")
 
@@ -312,7 +312,7 @@ def present(
             deployment.check_alive()
             if time.monotonic() > deadline:
                 raise ServiceError(
-                    f"nobody listens at {http} after {READY_S:.0f} s; logs are in {deployment.directory}"
+                    f"nothing listens at {http} after {READY_S:.0f} s; logs are in {deployment.directory}"
                 )
             time.sleep(POLL_S)
         progress.close()
@@ -337,7 +337,7 @@ def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
             time.sleep(1)
             for name in deployment.ended():
                 if name in replicated or time.monotonic() - since.get(name, time.monotonic()) > RAN_S:
-                    print(f"{name} ended and is started again; see its log", flush=True)
+                    print(f"{name} exited and is being restarted; see its log", flush=True)
                     deployment.revive(name)
                     since[name] = time.monotonic()
             deployment.check_alive()

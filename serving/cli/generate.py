@@ -40,7 +40,7 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    what = "for a router that is not there yet, or whose hosts load weights (120 for these)"
+    what = "for a router that is not up yet, or is still loading weights (120 for the latter)"
     parser.add_argument("--wait", type=float, metavar="S", help=what)
 
 
@@ -72,7 +72,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
                 return
             if reason is None and ended:  # a replacement would answer
                 remedy = "`onesweep down`, then the same `onesweep up` again"
-                raise ServiceError(f"the router at {client.address} ended: {ended}; {remedy}")
+                raise ServiceError(f"the router at {client.address} exited: {ended}; {remedy}")
             said = reason or served_here(options.router)
             lost_until = min(lost_until, time.monotonic() + LOST_S) if isinstance(said, HostsLost) else math.inf
             is_lost = time.monotonic() > lost_until and options.wait is None
@@ -82,9 +82,9 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             elif said and reason is None:
                 raise NothingUp(said)
             elif LACKING in said or is_lost:
-                raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
+                raise ServiceError(f"the router at {client.address} cannot answer requests now: {said}")
             elif reason == SILENT:
-                remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
+                remedy = "it hangs, or another program uses its port: see what listens there, and restart it"
                 silence = f"does not answer in {max(max_s, answer_s):g} s: {said}"
                 raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
             else:
@@ -135,7 +135,7 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
-    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,sweep:steps=16 (all that can be served)")
+    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,sweep:steps=16 (all served modes)")
     compare.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -172,7 +172,7 @@ async def _generate(options: argparse.Namespace) -> int:
     async with async_client_of(options) as client:
         with ExitStack() as waiting:
             if options.mode == COPY:
-                waiting.enter_context(ticking("waiting for the first words; a router loads the copy when it is asked"))
+                waiting.enter_context(ticking("waiting for the first text; a router loads the copy on first use"))
             if options.json:
                 print(json.dumps((await client.generate(options.prompt, mode=options.mode, **settings)).as_json()))
                 return 0
@@ -197,12 +197,12 @@ def run_compare(options: argparse.Namespace) -> int:
             status = client.status()
             if not status.ready:
                 why = unready_words(status) or "it has no hosts"
-                raise ServiceError(f"nothing can be compared, the router is not ready: {why}")
+                raise ServiceError(f"cannot compare modes, the router is not ready: {why}")
             if status.HasField("pictures"):
-                raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
+                raise ServiceError("this model writes no text: compare its pictures with `onesweep draw --compare`")
             variants = all_variants(status, options.scorer)
             if COPY not in status.modes:
-                print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
+                print(f"{COPY} is skipped: {NO_COPY}", file=sys.stderr)
         for name, value in settings.items():  # a setting that only some variants accept is dropped for the others
             given = {"max_distance": settings.get("max_distance"), name: value}
             if all(problems := [mode_problem(variant.mode, given) for variant in variants]) and problems:
@@ -223,8 +223,8 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
 def cost_lines(result: Result) -> Iterator[str]:
     """Yield the cost of a text in one or more lines, and the reason for its mode."""
     tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
-    guesses = f", {result.accepted} of {result.drafted} guesses right" if result.drafted else ""
-    cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
+    guesses = f", {result.accepted} of {result.drafted} draft tokens accepted" if result.drafted else ""
+    cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens cached"
     yield (
         f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}{guesses}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "

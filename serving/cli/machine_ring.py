@@ -106,8 +106,8 @@ class MachineRing:
         for host in self.topology.hosts:
             if (missing := self._bytes(host.blocks) - self.rooms[host.name].memory_bytes) > 0:
                 raise InputError(
-                    f"{host.name} has too little memory: {missing / MEGABYTE:,.1f} MB are missing; free memory there, "
-                    f"have another machine join, or cut the model anew ({checkpoint} is its cut)"
+                    f"{host.name} has too little memory: {missing / MEGABYTE:,.1f} MB are missing; free some there, "
+                    f"add a machine, or split the model again ({checkpoint} holds its parts)"
                 )
 
     def _plan_lines(self, layers: Sequence[int] | None) -> Iterator[str]:
@@ -142,7 +142,7 @@ class MachineRing:
                 self._settled = situation if is_done and usable == able else None
                 return
             except OnesweepError as error:
-                if (line := f"the ring cannot be made of {', '.join(sorted(usable))}: {error}") not in self._said:
+                if (line := f"no ring can be made of {', '.join(sorted(usable))}: {error}") not in self._said:
                     self._said.add(line)
                     self.progress.say(line)
 
@@ -184,7 +184,7 @@ class MachineRing:
         topology = self._topology(spans)
         for name in sorted(rooms.keys() - spans.keys()):
             self.progress.say(
-                f"{name} stands by: the smallest part takes {min(map(self._bytes, spans.values())) / MEGABYTE:,.1f} MB"
+                f"{name} is a spare: the smallest part takes {min(map(self._bytes, spans.values())) / MEGABYTE:,.1f} MB"
                 f", it has room for {rooms[name].memory_bytes / MEGABYTE:,.1f}"
             )
         if topology != self.topology:
@@ -201,8 +201,7 @@ class MachineRing:
     def _tell(self, missing: Sequence[Span]) -> None:
         """Report the missing blocks, here and in `status`."""
         advice = [
-            f"blocks {','.join(map(str, run))} {LACKING} {self._bytes(run) / MEGABYTE:,.0f} MB free "
-            "could hold them (onesweep invite)"
+            f"blocks {','.join(map(str, run))} {LACKING} {self._bytes(run) / MEGABYTE:,.0f} MB free (onesweep invite)"
             for run in missing
         ]
         if advice != self.rendezvous.advice:
@@ -307,7 +306,7 @@ async def _room(link: HostLink) -> StageHost:
     """Speed and memory of a machine, whose server may be restarting. Raises StatusError."""
     info = await _waited(link, ANSWER_S, lambda info: True)
     if not info.HasField("room") or not 0 < info.room.speed < math.inf:
-        said = f"machine {link.entry.name} was started with a checkpoint of its own, or tells a speed that cannot be"
+        said = f"machine {link.entry.name} was started with its own checkpoint, or reports an impossible speed"
         raise failed_precondition(said)
     return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
 

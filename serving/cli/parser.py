@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             hint = gone(str(value), self.prog.split())
-            words = f"{quoted(str(value))} is none of {', '.join(known)}{hint or close_to(str(value), known)}"
+            words = f"{quoted(str(value))} is not one of {', '.join(known)}{hint or close_to(str(value), known)}"
             raise argparse.ArgumentError(action, words)
 
 
@@ -97,10 +97,10 @@ def _plain(message: str) -> str:
     if match := re.fullmatch(r"(.+): invalid (\w+) value: (.+)", message):
         name, kind, value = match.groups()
         return f"{name} must be {_NOUNS[kind]}, not {value}" if kind in _NOUNS else f"{name} cannot be {value}"
-    message = re.sub(r"(.+): expected one argument", r"\1 needs a value after it", message)
-    message = re.sub(r"(.+): expected at least one argument", r"\1 needs one value or more after it", message)
+    message = re.sub(r"(.+): expected one argument", r"\1 needs a value", message)
+    message = re.sub(r"(.+): expected at least one argument", r"\1 needs at least one value", message)
     message = re.sub(
-        r"(.+): not allowed with argument (.+)", r"\1 and \2 exclude each other: give one of them", message
+        r"(.+): not allowed with argument (.+)", r"\1 and \2 cannot be used together: give one of them", message
     )
     missing = re.fullmatch("the following arguments are required: (.+)", message)
     return f"{missing[1]} {'are' if ', ' in missing[1] else 'is'} missing" if missing else message
@@ -161,7 +161,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     # a one-word command may be in a family now; a family's removed command is unrelated to others of its name
     found = near(rest[0], path) if len(path) == 1 or not hint else []
     said = f"did you mean {' or '.join(found)}?" if found else f"`{called} --help` lists them"
-    raise UsageError(f"{called}: there is no command {quoted(rest[0])}{hint}; {said}")
+    raise UsageError(f"{called}: unknown command {quoted(rest[0])}{hint}; {said}")
 
 
 def help_of(path: Words, family: Family) -> str:

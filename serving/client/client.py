@@ -51,7 +51,7 @@ class _DrawnAnswer:
     def end(self, moves: int = 0) -> DrawnPictures:
         """The pictures; moves from router to router count as replays. Raises RouterError if there are none."""
         if self._pictures is None or self._summary is None:
-            raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
+            raise RouterError("the router closed the stream without pictures", grpc.StatusCode.INTERNAL)
         self._summary.replays += moves
         return _pictures_of(self._pictures, self._summary)
 
@@ -65,7 +65,7 @@ def _pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary |
         # do not trust its own numbers: reshape fails if they do not match its pixels
         pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
     except ValueError:
-        raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
+        raise RouterError("the pictures do not have the size in their header", grpc.StatusCode.INTERNAL) from None
     if summary is None:
         return DrawnPictures(pixels, block=message.block)
     return DrawnPictures(pixels, **{**booked(summary, DrawnPictures), "classes": list(summary.classes)})
@@ -285,7 +285,7 @@ class Client(RouterConnection, AbstractContextManager["Client"]):
 def _complete(items: Sequence[object]) -> Result:
     """The Result at the end of a whole answer. Raises RouterError if there is none."""
     if not items or not isinstance(items[-1], Result):
-        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        raise RouterError("the router closed the stream without a summary", grpc.StatusCode.INTERNAL)
     return items[-1]
 
 

@@ -134,10 +134,10 @@ class RouterConnection(ABC):
                     self._open()
             problem = handshake_problem(details, self.security)
             taken = "SETTINGS frame" in details or "HTTP/2" in details
-            remedy = "another program has that port, or it hangs" if taken else "start one with `onesweep up`"
+            remedy = "another program uses that port, or it hangs" if taken else "start one with `onesweep up`"
             missing = f"no router answers at {address}; {remedy} ({details})"
             if "resolving" in details:  # gRPC's own sentence has three kinds of brackets
-                missing = f"the name in {address} has no address: see that it is spelled right"
+                missing = f"the name in {address} does not resolve: check its spelling"
             # retry a router that had a connection: only the call was cut off
             again_ms = None if problem or "last error" in details or "resol" in details else round(1000 * PAUSE_S)
             said = f"the router at {address} {problem}" if problem else missing
@@ -148,7 +148,7 @@ class RouterConnection(ABC):
             said = f"the call to the router at {address} was cut off: too many calls wait there"
             return RouterError(said, StatusCode.UNAVAILABLE, round(1000 * PAUSE_S), request, reached=False)
         if code is StatusCode.UNIMPLEMENTED:
-            return RouterError(f"{address} is no router; give the router's address", code)
+            return RouterError(f"{address} is not a router; give the router's address", code)
         return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
 
 
@@ -266,7 +266,7 @@ class Turns:
 
     def _differs(self) -> RouterError:
         said = (
-            f"the router at {self.client.addresses[self.at]} does not write the text that another began: they serve "
-            "different weights, or mode auto chose by their own latencies; ask again"
+            f"the router at {self.client.addresses[self.at]} does not continue the text that another began: they serve "
+            "different weights, or mode auto chose by each one's latencies; send the request again"
         )
         return RouterError(said, StatusCode.ABORTED)

@@ -72,8 +72,8 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode come, with "
-                    f"colons between, a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
+                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode, give a codec "
+                    f"or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
                     f"{', '.join(KEYS)}"
                 )
         elif name not in ORDER:
@@ -176,7 +176,7 @@ def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     told = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
     lines = aligned([_COLUMNS, *told], ruled=True)
     if COPY in outcomes:
-        lines += ["", f"How near {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
+        lines += ["", f"To measure how close {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
     for mode, outcome in outcomes.items():
         if isinstance(outcome, Result):
             shown = f"{printable(prompt)}|{printable(outcome.text)}"

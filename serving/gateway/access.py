@@ -78,7 +78,7 @@ class _StrictRequest(Request):
         try:
             parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
-            too_deep = "nested too deep: at most 200 objects and lists in one another"  # as pydantic's parser has it
+            too_deep = "nested too deep: at most 200 objects and lists inside each other"  # as pydantic's parser has it
             problem = too_deep if "recursion limit" in str(error) else f"not JSON: {error}"
             problem = re.sub(": .*hex escape", ": half of a surrogate pair", problem)
             raise ApiError(400, f"the body is {problem}", code="invalid_json") from None

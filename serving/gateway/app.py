@@ -114,7 +114,7 @@ class OwnCertificate:
                 self._newest = _read(self.certificate, self.key)
                 log.info("new certificate %s", self.certificate)
             except InputError as error:  # perhaps only one file is replaced so far: read again at the next change
-                log.warning("new certificate not taken: %s", error)
+                log.warning("new certificate rejected: %s", error)
         connection.context = self._newest
 
 
@@ -223,7 +223,7 @@ def open_socket(listen: str) -> socket.socket:
         return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except OSError as error:
         raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
+            f"cannot listen on {listen} ({error.strerror}): the port is in use, or not an address of this machine"
         ) from None
 
 

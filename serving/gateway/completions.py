@@ -142,7 +142,7 @@ def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
 
 def _check_held(unenforced: Sequence[str], strict: bool | None, field: str) -> None:
     if strict and unenforced:
-        what = f"{field}: {', '.join(unenforced)} of a schema cannot be held: leave it out, or strict"
+        what = f"{field}: {', '.join(unenforced)} in a schema cannot be enforced: leave it out, or leave out strict"
         raise ApiError(400, what, param=field)
 
 
@@ -208,7 +208,7 @@ async def run_choice(
                     yield ChoiceText(index, text, told)
                     told = []
     if result is None:
-        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        raise RouterError("the router closed the stream without a summary", grpc.StatusCode.INTERNAL)
     text = decoder.end()
     if reader:
         text = reader.feed(text)

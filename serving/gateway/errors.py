@@ -52,7 +52,7 @@ _WANTED = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "string_pattern_mismatch": "must be 1 to 64 letters, digits, _ and -",
     "list_type": "must be a list",
     "dict_type": "must be an object",
@@ -73,8 +73,8 @@ _WANTED = {
 }
 # More exact sentences, by field, whether the error is inside it, and pydantic's name.
 _WANTED_IN = {
-    **{(name, False, "list_type"): "must be a text or a list" for name in ("input", "prompt", "stop")},
-    ("prompt", True, "string_type"): "must be a text or a list",
+    **{(name, False, "list_type"): "must be a string or a list" for name in ("input", "prompt", "stop")},
+    ("prompt", True, "string_type"): "must be a string or a list",
     ("logit_bias", True, "string_pattern_mismatch"): "must be the number of a token",
     ("entrants", True, "string_pattern_mismatch"): "must be a mode with its settings, such as resample:ar:chunk=32",
     ("size", False, "string_pattern_mismatch"): "must be auto, or WIDTHxHEIGHT",
@@ -118,7 +118,7 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
-            words = "there is no such path here: GET /openapi.json tells which there are"
+            words = "there is no such path: GET /openapi.json lists the paths"
         # paths with GET also answer HEAD, which the routes do not list
         headers = {name: "GET, HEAD" if told == "GET" else told for name, told in (error.headers or {}).items()}
         return ApiError(error.status_code, words, headers=headers)

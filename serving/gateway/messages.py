@@ -101,7 +101,7 @@ class ChatMessage(Sent):
     content: Text = None
     name: str | None = Field(default=None, description="no effect")
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: str | None = Field(default=None, description="role tool: the call that it answers")
+    tool_call_id: str | None = Field(default=None, description="role tool: id of the call it answers")
 
     @model_validator(mode="before")
     @classmethod
@@ -128,11 +128,11 @@ class ChatMessage(Sent):
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a message of role tool has the tool_call_id that it answers")
+            raise ValueError("a message of role tool needs the tool_call_id of the call it answers")
         if self.tool_calls and self.role != "assistant":
-            raise ValueError("messages of role assistant, and no others, have tool_calls")
+            raise ValueError("only messages of role assistant can have tool_calls")
         if self.content is None and self.role not in ("assistant", "tool"):
-            raise ValueError("a message has content: a text, or parts of type text")
+            raise ValueError("a message needs content: a string, or parts of type text")
         return self
 
 
@@ -143,7 +143,7 @@ def told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
         more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
         if each.role == "tool":
             if each.tool_call_id not in names:
-                message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
+                message = f"no earlier message makes the call {each.tool_call_id!r} that a message of role tool answers"
                 raise ApiError(400, message, param="messages")
             more["name"] = names[each.tool_call_id]  # some templates need it
         names |= {call.id: call.function.name for call in each.tool_calls or []}
@@ -220,7 +220,7 @@ class CallReader:
     def _call(self, told: dict[str, Any]) -> ToolCall:
         arguments = told.get("arguments", told.get("parameters"))
         if told["name"] not in self._tools or not isinstance(arguments, dict):
-            raise ValueError("no call of a tool")
+            raise ValueError("not a tool call")
         # half a surrogate pair is not valid text: the client could not send the call back
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
         return ToolCall(told["name"], text)

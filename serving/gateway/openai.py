@@ -55,7 +55,7 @@ async def mode_of(router: RouterAccess, model: str, asked: str | None = None) ->
     if named and asked and named != asked:
         raise ApiError(
             400,
-            f"the model is {model}, but onesweep.mode is {quoted(asked)}: name the mode in one of them",
+            f"the model is {model}, but onesweep.mode is {quoted(asked)}: name the mode in only one of them",
             param="onesweep.mode",
         )
     return named or asked or AUTO
@@ -167,7 +167,7 @@ async def images(request: ImageRequest, router: Router) -> Response:
         raise _no_model(request.model, f" draws: choose {MODEL}")
     shown = (await router.status()).pictures
     if not shown.classes:
-        raise ApiError(400, "no model here draws: the router serves one that writes", param="prompt")
+        raise ApiError(400, "no model here draws: the router serves one that writes text", param="prompt")
     size = _size(shown)
     if request.size not in (None, "auto", size):
         raise ApiError(400, f"size {request.size} cannot be drawn: this model draws {size}", param="size")
@@ -188,7 +188,7 @@ async def _order(router: RouterAccess, request: TextRequest, format_field: str =
     if isinstance(request, ChatRequest):
         _check_tools(request)
     if request.max_tokens == 0 and isinstance(request, CompletionRequest) and not request.echo:
-        message = "max_tokens 0 is for echo, which tells the prompt: send echo: true, or more tokens"
+        message = "max_tokens 0 is for echo, which returns the prompt: send echo: true, or more tokens"
         raise ApiError(400, message, param="max_tokens")
     return order_of(request, await mode_of(router, request.model, request.onesweep.mode), format_field)
 
@@ -197,7 +197,7 @@ def _check_tools(request: ChatRequest) -> None:
     """Raise ApiError for tools or a tool choice that cannot be enforced."""
     names, must = [tool.name for tool in request.offered], request.must_call
     if len({*names}) < len(names):
-        raise ApiError(400, "two tools have one name", param="tools")
+        raise ApiError(400, "two tools have the same name", param="tools")
     if request.tool_choice not in (None, "none") and not names:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if not {*must} <= {*names}:

@@ -98,7 +98,7 @@ def _check_outputs(items: list[InputItem]) -> list[InputItem]:
     called = set[str | None]()
     for item in items:
         if item.type == "function_call_output" and item.call_id not in called:
-            raise ValueError(f"no function_call before the output has the call_id {item.call_id!r}")
+            raise ValueError(f"no earlier function_call has the call_id {item.call_id!r} of this output")
         called |= {item.call_id}
     return items
 

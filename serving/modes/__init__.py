@@ -48,7 +48,7 @@ DEFAULT_LEVELS = 12
 # Doubles the compute and halves the distance to real pictures (docs/research/pictures.md).
 DEFAULT_GUIDANCE = 2.0
 MAX_PICTURES = 1024
-PICTURES_SERVED = "the checkpoint draws: ask with `onesweep draw`, over HTTP at /v1/images/generations"
+PICTURES_SERVED = "this checkpoint only draws: use `onesweep draw`, or POST /v1/images/generations"
 
 
 def metric_mode(mode: str) -> str:

@@ -26,7 +26,7 @@ from stages.wire.status import StatusError, failed_precondition, invalid, unavai
 # first, which `ar-speculative` generates in fewer sweeps than `ar`. Then come the modes without a pipeline, and last
 # the one without hosts.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
-FAR = "resample is passed over, for its drafter was not trained as its scorer was; "
+FAR = "resample is skipped: its drafter and its scorer were trained differently; "
 
 # The choice of `auto` with a frontier: the best text in time, judged by forecasts alone.
 
@@ -162,7 +162,7 @@ class AutoMode(Mode):
             else:
                 said = f"{mode.name} is the first of {', '.join(PREFERENCE)} that these weights allow"
                 return mode, f"{said}; {FAR * is_far}{why}"
-        raise refusal or failed_precondition("no mode that is served can do this request: name one")
+        raise refusal or failed_precondition("no served mode can do this request: name a mode to see why")
 
     def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises StatusError if no option can do the request, or none in time."""
@@ -172,13 +172,13 @@ class AutoMode(Mode):
         forecasts = [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
         if not forecasts:
             if problem := self.ring.problem:
-                raise unavailable(f"{problem}; no setting of the frontier does without hosts")
+                raise unavailable(f"{problem}; no setting of the frontier works without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
         sweep_ms = self.conditions.trip_ms()
         if budget_ms is not None and not self.ring.problem and budget_ms < sweep_ms:
             raise invalid(
-                f"a budget of {budget_ms} ms is below one sweep, which takes {sweep_ms:.0f} ms on the links as they "
+                f"a budget of {budget_ms} ms is less than a sweep, which takes {sweep_ms:.0f} ms on the links as they "
                 "are now: give more"
             )
         choice = choose(forecasts, budget_ms)
@@ -186,7 +186,7 @@ class AutoMode(Mode):
             least = min(forecasts, key=lambda f: f.high_ms)
             noun = "bytes" if request.max_tokens == request.max_bytes else self.tokenizer.noun
             raise invalid(
-                f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the quickest setting, "
+                f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the fastest setting, "
                 f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
             )
         return choice

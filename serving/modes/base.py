@@ -181,7 +181,7 @@ def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) ->
     try:
         return len(vocabulary.tokens(event.text))
     except CodecError as error:
-        raise internal(f"a {source} came back with nonsense: {error}") from None
+        raise internal(f"a {source} returned invalid data: {error}") from None
 
 
 async def book(

@@ -62,7 +62,7 @@ class ChatTemplate:
         try:
             self._rendered([])
         except TemplateProblem as problem:
-            raise CheckpointError(f"the chat template {problem}; take the one that the weights came with") from None
+            raise CheckpointError(f"the chat template {problem}; use the one that came with the weights") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), turn: bool = True) -> str:
         """The conversation so far, and the opening of the model's turn. Blocks. Raises TemplateProblem.
@@ -78,7 +78,7 @@ class ChatTemplate:
             (text,) = self._rendered([{**plain, "tools": tools or None}])
             # a template that supports tools writes their names; one that formats calls itself renders another text
             if tools and not (self._arguments and (_names(tools, text) or [text] != self._rendered([plain]))):
-                raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
+                raise TemplateProblem("takes no tools, or uses a call format other than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
             if called:  # some templates allow one call a turn, or reject other servers' ids
                 return self.render(calls_as_text(messages), tools, turn)
@@ -102,11 +102,11 @@ class ChatTemplate:
                 calls.append({"type": "object", "properties": parts, **closed})
                 parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
-            raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
+            raise TemplateProblem("must_call needs tools, each a function with name and parameters") from None
         try:
             told = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
         except (ValueError, TypeError, RecursionError):
-            raise TemplateProblem("the JSON schema is no JSON object") from None
+            raise TemplateProblem("the JSON schema is not a JSON object") from None
         return json.dumps({"anyOf": calls, "$defs": parameters, **told}) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -149,7 +149,7 @@ def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             functions = [call["function"] for call in each.get("tool_calls", ())]
             calls = [{name: function[name] for name in ("name", "arguments")} for function in functions]
         except (LookupError, TypeError):
-            raise TemplateProblem("tool_calls are a list of functions with name and arguments") from None
+            raise TemplateProblem("tool_calls must be a list of functions with name and arguments") from None
         if each["role"] == "tool":
             told.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
         else:
@@ -222,9 +222,9 @@ def _texts(source: str, given: Sequence[Mapping[str, Any]]) -> list[str] | str:
     try:
         return [_text(template, each) for each in given]
     except SecurityError as error:
-        return f"does what it may not: {error}"
+        return f"uses a forbidden operation: {error}"
     except _Unfit as error:
-        return f"does not take these messages: {error.message}"
+        return f"rejects these messages: {error.message}"
     except RecursionError as error:
         return f"does not end: {error}"
     except MemoryError:
@@ -239,7 +239,7 @@ def _text(template: Template, given: Mapping[str, Any]) -> str:
         pieces.append(piece)
         length += len(piece)
         if length > MAX_RENDERED:
-            raise _Unfit(f"they take more than {MAX_RENDERED} characters in it")
+            raise _Unfit(f"it renders them to more than {MAX_RENDERED} characters")
     return "".join(pieces)
 
 

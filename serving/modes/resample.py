@@ -51,10 +51,10 @@ async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[st
 def read_scores(payload: bytes, count: int) -> Floats:
     """ln p of each candidate from a `Scores` message: (count,). Raises StatusError for a malformed one."""
     if len(payload) != 8 * count:
-        raise internal(f"scores of {count} candidates came back as {len(payload)} bytes")
+        raise internal(f"the scores of {count} candidates have {len(payload)} bytes")
     nats = np.frombuffer(payload, dtype="<f8").astype(np.float64)
     if np.isnan(nats).any():
-        raise internal("the scores of candidates are not numbers: look at the hosts' weights")
+        raise internal("the scores of candidates are not numbers: check the hosts' weights")
     return nats
 
 
@@ -113,14 +113,14 @@ class ResampleMode(Mode):
         each, who = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
         if chunk > most:
             raise invalid(
-                f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
+                f"a candidate of {each} does not fit a message to the hosts ({most} {noun}): give a smaller chunk"
             )
         if not fit:
             raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
         if candidates > fit:
             raise invalid(
-                f"{candidates} candidates of {each} are more than {who} for: at most {fit} fit, "
-                f"so give {fit} candidates or fewer, or a smaller chunk"
+                f"{who} for {fit} candidates of {each}, not {candidates}: "
+                f"give {fit} candidates or fewer, or a smaller chunk"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
@@ -184,7 +184,7 @@ class ResampleMode(Mode):
         def check(event: stage_pb2.Event) -> None:
             drawn.append(read_drawn(event, vocabulary, min(chunk, left), candidates))
             if drawn[-1] is None and empty > account.replays:
-                raise internal("a step came back without text")
+                raise internal("a step returned no text")
 
         scoring = stage_pb2.Score(
             temperature=request.temperature,
@@ -248,8 +248,8 @@ def read_drawn(event: stage_pb2.Event, vocabulary: Vocabulary, length: int, coun
     if not (written := count_tokens(event, vocabulary, "step")):
         return None
     if written != length:
-        raise internal(f"a step that draws {length} tokens came back with {written}")
+        raise internal(f"a step that draws {length} tokens returned {written}")
     nats, drafter_nats = (read_scores(each, count) for each in (event.candidates.nats, event.candidates.drafter_nats))
     if not np.isfinite(drafter_nats).all():
-        raise internal("candidates came back that their drafter cannot have written")
+        raise internal("the hosts returned candidates that their drafter cannot have written")
     return weigh(nats, drafter_nats, length)

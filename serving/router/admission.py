@@ -96,7 +96,7 @@ class Admission:
 
         Raises StatusError: RESOURCE_EXHAUSTED says which limit was reached and when to retry."""
         if self.stopping:
-            raise unavailable("the router is stopping: ask another one, or this one later")
+            raise unavailable("the router is stopping: use another router, or try again later")
         usage = self._usage.setdefault(request.key.name, Usage())
         usage.most = request.key.concurrent or self._share
         # a request over its own quota does not wait: the caller knows best when to retry
@@ -141,17 +141,17 @@ class Admission:
     def _check_quotas(self, key: Key, usage: Usage, max_bytes: int, now_s: float, unix_s: float) -> None:
         """Take one request off the rate's allowance. Raises StatusError for a request over a quota."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
-            said = f"key {key.name} has {key.concurrent} requests under way, its limit"
+            said = f"key {key.name} has {key.concurrent} requests in flight, its limit"
             raise exhausted(said, self._retry_ms(1))
         day, into_s = divmod(unix_s, DAY_S)
         if usage.day != day:
             usage.day, usage.bytes_today = int(day), 0
         if key.bytes_per_day is not None and usage.bytes_today + max_bytes > key.bytes_per_day:
             said = (
-                f"key {key.name} may use {key.bytes_per_day} bytes a day, prompts included: "
+                f"key {key.name} may use {key.bytes_per_day} bytes per day, prompts included: "
                 f"{max(key.bytes_per_day - usage.bytes_today, 0)} are left until midnight UTC"
             )
-            raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
+            raise exhausted(f"{said}, and the request may need {max_bytes}", math.ceil((DAY_S - into_s) * 1000))
         if key.rate is None:
             return
         most = max(key.rate, 1.0)
@@ -159,23 +159,23 @@ class Admission:
         usage.topped_up_s = now_s
         if usage.allowance < 1.0:
             wait_ms = math.ceil((1.0 - usage.allowance) / key.rate * 1000)
-            raise exhausted(f"key {key.name} may start {key.rate:g} requests a second", wait_ms)
+            raise exhausted(f"key {key.name} may start {key.rate:g} requests per second", wait_ms)
         usage.allowance -= 1.0
 
     def _queue(self, request: PlaceRequest, usage: Usage) -> None:
         key, batch, wait_s = request.key, request.batch, min(self.settings.queue_wait_s, request.left_s)
-        full = f"{self.requests} requests are under way, the limit"
+        full = f"{self.requests} requests are in flight, the limit"
         if self.requests < self.settings.request_limit:
-            full = f"key {key.name} has {usage.held} requests under way, and the places left are kept for others"
+            full = f"key {key.name} has {usage.held} requests in flight, and the remaining places are kept for others"
             if batch and self.batches >= self._batch_most:
-                full = f"{self.batches} batch requests are under way, and the places left are for interactive ones"
+                full = f"{self.batches} batch requests are in flight, and the remaining places are for interactive ones"
         place = self._place_in_queue(usage, batch)
         expected_s = self._mean_s * place / self.settings.request_limit
         if self.settings.queue_limit == 0 or expected_s > wait_s:
             raise exhausted(full, self._retry_ms(place))
         # Waiting smooths bursts: a few requests may wait, none longer than its deadline.
         if self.waiting >= self.settings.queue_limit:
-            self._make_room(usage, exhausted(f"{full}, and {self.waiting} more wait", self._retry_ms(place)), batch)
+            self._make_room(usage, exhausted(f"{full}, and {self.waiting} are waiting", self._retry_ms(place)), batch)
         request.change("has to wait")
         request.wait_s, said = wait_s, f"{full} (waited {wait_s:.3g} s)"
         request.refusal = exhausted(said, self._retry_ms(place))

@@ -35,7 +35,7 @@ SILENT_S = 1.0
 # Limits on a host's description of itself.
 MAX_BLOCKS, MAX_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # `status` names clocks that differ by more: certificates and logs depend on them.
-ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
+ONE_AT_A_TIME = "it computes requests one at a time: on its processor, a result would depend on others in the batch"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with equal digests can share a request.
@@ -58,7 +58,7 @@ class HostLink:
         self.parts = 0  # blocks of the whole model, as the host reports; 0 while unknown
         self.held: dict[Weights, stage_pb2.Release] = {}  # loaded releases, the newest last
         # Why no request can use this host; empty when one can.
-        self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        self.problem = f"host {entry.name} at {entry.address} has not been reached yet"
         self.is_lost = False  # it does not answer, and no joining machine takes its place
         self.warning = ""  # something to fix while requests still use the host; empty without such
         # The finding of an audit, and the monotonic time until which the host gets no work.
@@ -138,12 +138,12 @@ class HostLink:
         elif tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
-                f"the topology says {list(self.entry.blocks)}: start it anew"
+                f"the topology says {list(self.entry.blocks)}: restart it"
             )
         elif not info.ready:
             self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
         elif not all(0 <= link.rtt_ms < math.inf for link in info.links):
-            self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
+            self.problem = f"host {self.entry.name} reported impossible round trips: check what runs there"
         else:
             self.problem = ""
 

@@ -141,7 +141,7 @@ class Tries:
         if attempt.unread > most + 1:
             return None
         if attempt.unread > most:
-            fault = stage_pb2.Fault(code=Code.INTERNAL.value[0], message="the hosts sent results without end")
+            fault = stage_pb2.Fault(code=Code.INTERNAL.value[0], message="the hosts sent too many results")
             event = stage_pb2.Event(session=attempt.name, fault=fault)
         attempt.replays &= event.WhichOneof("outcome") == "fault"
         return event
@@ -154,7 +154,7 @@ class Tries:
         if came < due:
             return None
         if came > due:
-            raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
+            raise internal(f"the result of {came[0]}, batch {came[1]}, arrived in place of {due[0]}, batch {due[1]}")
         check_timings(event.timings)
         # also after a second try: else long work would be tried twice for ever
         if not self.failed_on and attempt is self.attempts[0]:

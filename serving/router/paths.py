@@ -70,14 +70,14 @@ def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
             return link.problem
     lacking = [link for link in links if weights is not None and weights not in link.held]
     if lacking:
-        return f"host {lacking[0].entry.name} does not have the release that is served: it is being brought there"
+        return f"host {lacking[0].entry.name} does not have the served release yet: it is being sent"
     for index, kind in enumerate(MODEL_KINDS):
         digests = {link.entry.name: next(reversed(link.held))[index] for link in links if link.held}
         if weights is None and len(set(digests.values())) > 1:
             shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
             return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
     broken = [relay for link in links if link.info for relay in link.info.links if relay.problem]
-    return broken[0].problem if broken else "there is no way through all blocks: check the topology that hosts have"
+    return broken[0].problem if broken else "no path leads through all blocks: check the topology of the hosts"
 
 
 def kept_by(path: HostPath, prefixes: Sequence[bytes]) -> int:

@@ -89,7 +89,7 @@ class Ring:
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
-            self._lose(link, f"host {entry.name} at {entry.address} is not in the topology any more")
+            self._lose(link, f"host {entry.name} at {entry.address} is no longer in the topology")
             self._keepers.pop(entry.address).cancel()
             self.spawn(link.relay.close(self.settings.hop_timeout_s + CLOSE_S))
         for link in self.links:
@@ -185,7 +185,7 @@ class Ring:
                         if keeper is None:  # the first message is empty and says that the stream is open
                             keeper = self.spawn(self._keep_fresh(link))
                         if (count := len(events.events)) > MAX_TOGETHER:
-                            raise internal(f"it sent {count} events together; at most {MAX_TOGETHER} travel so")
+                            raise internal(f"it sent {count} events in one message; at most {MAX_TOGETHER} are allowed")
                         for event in events.events:
                             self._deliver(event)
                 self._lose(link, "it closed the connection")
@@ -249,7 +249,7 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host is a complete sentence with a remedy
         joined = bool(LinkRecord.read(self.run).proxy)
-        remedy = "machines that joined take its place, or have one join" if joined else "see that it runs"
+        remedy = "machines that joined take its place, or add one" if joined else "see that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         link.is_lost = not (joined or link.quarantined)
         if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`

@@ -154,7 +154,7 @@ class Rollout(RolloutState):
             await smoke_test(served, directory, say)
         had, has = ({*each.served_modes, *each.drawing_modes} for each in (self.current, served))
         if lost := had - has:
-            say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
+            say(f"it does not serve {', '.join(sorted(lost))}, which the previous release does")
         self.change("it works")
         return served
 
@@ -185,14 +185,14 @@ class Rollout(RolloutState):
 
     @property
     def _own_store(self) -> ReleaseStore:
-        assert self.store is not None, "a router without a store has nothing to switch to"
+        assert self.store is not None, "a router without a release store cannot switch"
         return self.store
 
     async def _revived(self, name: str) -> ActiveRelease:
         """The previous release after a restart of the router. Raises StatusError, OnesweepError."""
         directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
         if directory is None:
-            raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
+            raise failed_precondition(f"the files of release {name} are no longer here: deploy it again")
         plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), RouterParts.read(directory)))
         return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
 
@@ -256,7 +256,7 @@ async def send(
                         break
                     transfer.hear(response)
                 else:
-                    raise internal(f"{link.relay.host} did not say that the release is stored")
+                    raise internal(f"{link.relay.host} did not confirm that it stored the release")
             delivery.sent_bytes += transfer.sent_bytes
         except StatusError as refusal:
             if transfer.failure:
@@ -326,4 +326,4 @@ def _refusals(link: HostLink) -> Iterator[None]:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise unavailable(f"{link.relay.host} was taken out of the ring meanwhile: deploy again") from None
+        raise unavailable(f"{link.relay.host} was removed from the ring meanwhile: deploy again") from None

@@ -98,7 +98,7 @@ class RolloutState:
             return False
         names = [link.entry.name for link in links]
         if unknown := [name for name in without if name not in names]:
-            raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
+            raise invalid(f"there is no host {unknown[0]!r} to leave out; there are {', '.join(names)}")
         self.joining = [link for link in links if link.entry.name not in without]
         held = {block for link in self.joining for block in link.entry.blocks}
         if lacking := {block for link in links for block in link.entry.blocks} - held:
@@ -107,7 +107,7 @@ class RolloutState:
         for link in sorted(self.joining, key=lambda link: link.relay.rtt_ms is not None):
             if link.problem:
                 raise unavailable(
-                    f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "
+                    f"{link.problem}; fix that, or deploy with --without {link.entry.name}: it gets the release "
                     "when it comes back"
                 )
         return True
@@ -134,8 +134,8 @@ class RolloutState:
         updates = [*self.due_at.values()].count(math.inf)
         if (busy or updates) and waited_s >= DRAIN_S:
             raise aborted(
-                f"{busy} requests still run on release {self.previous_name}, which would have to go, and "
-                f"{updates} hosts are being brought up to date: deploy again when these are done"
+                f"{busy} requests still run on release {self.previous_name}, which this would remove, and "
+                f"{updates} hosts are being updated: deploy again when they are done"
             )
         return not busy and not updates
 
@@ -170,4 +170,4 @@ class RolloutState:
         if self.state != "rests" or (own := link.held.get(self.current.view.weights)) is None:
             return ""
         *_, newest = link.held.values()
-        return "" if newest is own else f"another router brought release {newest.name} there: deploy it here, too"
+        return "" if newest is own else f"another router deployed release {newest.name} there: deploy it here, too"

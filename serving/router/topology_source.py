@@ -44,7 +44,7 @@ class TopologyFile:
 
 def add_topology_option(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add `--topology` to a command that reads a live ring's topology."""
-    what = f"where the hosts are named: a file, or {ETCD_SHAPE}, with files: TLS"
+    what = f"the hosts: a file, or {ETCD_SHAPE}, with files: TLS"
     parser.add_argument("--topology", required=required, metavar="WHERE", help=what)
 
 

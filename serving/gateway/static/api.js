@@ -36,7 +36,7 @@ async function ask(path, options) {
     response = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("The gateway does not answer. See that `onesweep http` runs.", 0);
+    throw new Refused("The gateway does not answer. Check that `onesweep http` runs.", 0);
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);

@@ -5,7 +5,7 @@ import { forgetChat, keepChat, keptChats } from "./chats.js";
 import { byId, duration, html, showProblem, showServer } from "./dom.js";
 import { markdown } from "./markdown.js";
 
-const UNFIT = "The served model has no chat template, so it knows no turns: it continues texts, on the page Race.";
+const UNFIT = "The served model has no chat template, so it cannot chat: it continues texts, on the Race page.";
 const NEAR_END_PX = 120;
 const REFRESH_MS = 2000;
 const COPIED_MS = 1500;
@@ -21,7 +21,7 @@ async function refresh() {
     showServer(status);
     byId("chat-link").hidden = false;
     byId("model").textContent = status.model || "the served model";
-    byId("sampling").textContent = status.sampling ? `Where you leave a field empty: ${status.sampling}.` : "";
+    byId("sampling").textContent = status.sampling ? `Default where a field is empty: ${status.sampling}.` : "";
     form.hidden = !status.chat && !messages.length;
     const reasons = status.hosts.map((host) => host.reason).filter(Boolean).join("; ");
     showProblem(byId("unready"), status.chat && status.ready ? "" : reasons ? trying(reasons) : status.chat ? "" : UNFIT);

@@ -41,7 +41,7 @@ export class Lane {
 
   start() {
     this.startedAt = performance.now();
-    this.state.textContent = "under way";
+    this.state.textContent = "running";
   }
 
   addTrip(trip) {
@@ -81,7 +81,7 @@ export class Lane {
     const broken = others.filter((o) => !o.same && o.promised);
     const said = [];
     if (broken.length) said.push(`not the text of ${names(broken)}, as promised: please report it`);
-    if (equal.length) said.push(`identical to ${names(equal)}, equal by promise`);
+    if (equal.length) said.push(`identical to ${names(equal)}, as promised`);
     if (found.length) said.push(`identical to ${names(found)}`);
     this.twins.textContent = said.join("; ");
     this.twins.className = said.length ? `badge ${broken.length ? "broken" : "twin"}` : "";

@@ -76,7 +76,7 @@ def test_the_schema_tells_the_bounds_that_a_request_has() -> None:
 
 
 def test_a_refusal_names_the_field_as_it_was_sent() -> None:
-    assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a text or a list, not 1.5"
+    assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a string or a list, not 1.5"
     assert refusal(CompletionRequest, prompt=[1, -1]) == "prompt.1 must be at least 0, not -1"
     assert refusal(CompletionRequest, prompt=[1, "x"]) == 'prompt.1 must be a whole number, not "x"'
     assert refusal(CompletionRequest, prompt=["x"] * 129) == "prompt: must have at most 128 entries"
@@ -85,7 +85,7 @@ def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])
     assert refusal(ChatRequest, response_format={"type": "json_schema"}) == "response_format.json_schema is missing"
     assert "add_generation_prompt: false, is for" in refusal(ChatRequest, add_generation_prompt=False)
-    assert refusal(ResponseRequest, input=3) == "input must be a text or a list, not 3"
+    assert refusal(ResponseRequest, input=3) == "input must be a string or a list, not 3"
     assert refusal(ImageRequest, prompt="x", response_format="url") == "response_format must be 'b64_json', not \"url\""
 
 

@@ -32,23 +32,23 @@ def test_what_was_asked_for_is_taken() -> None:
 @pytest.mark.parametrize(
     ("event", "asked", "says"),
     [
-        (stage_pb2.Event(text=b"abcd"), {}, "may bring 3 tokens came back with 4"),
-        (stage_pb2.Event(text=b"ab", complete=True), {}, "follows no schema"),
-        (stage_pb2.Event(text=b"ab", logprobs=told()), {}, "nobody asked for"),
-        (stage_pb2.Event(text=b"ab"), {"logprobs": 2}, "without their log-probabilities"),
-        (stage_pb2.Event(text=b"ab", logprobs=told()), {"logprobs": 1}, "without their log-probabilities"),
-        (stage_pb2.Event(text=b"a", logprobs=told()), {"logprobs": 2}, "without their log-probabilities"),
+        (stage_pb2.Event(text=b"abcd"), {}, "at most 3 tokens returned 4"),
+        (stage_pb2.Event(text=b"ab", complete=True), {}, "as if a schema held it"),
+        (stage_pb2.Event(text=b"ab", logprobs=told()), {}, "not requested"),
+        (stage_pb2.Event(text=b"ab"), {"logprobs": 2}, "lacks the requested log-probabilities"),
+        (stage_pb2.Event(text=b"ab", logprobs=told()), {"logprobs": 1}, "lacks the requested log-probabilities"),
+        (stage_pb2.Event(text=b"a", logprobs=told()), {"logprobs": 2}, "lacks the requested log-probabilities"),
         (
             stage_pb2.Event(text=b"ab", logprobs=stage_pb2.Logprobs(nats=b"123")),
             {"logprobs": 0},
-            "without their log-probabilities",
+            "lacks the requested log-probabilities",
         ),
         (
             stage_pb2.Event(text=b"ab", logprobs=told(nats=(float("nan"), -1.0))),
             {"logprobs": 2},
-            "log-probabilities that are none",
+            "invalid log-probabilities",
         ),
-        (stage_pb2.Event(text=b"ab", logprobs=told(nats=(0.5, -1.0))), {"logprobs": 2}, "that are none"),
+        (stage_pb2.Event(text=b"ab", logprobs=told(nats=(0.5, -1.0))), {"logprobs": 2}, "invalid log-probabilities"),
     ],
 )
 def test_all_else_is_nonsense(event: stage_pb2.Event, asked: dict[str, Any], says: str) -> None:

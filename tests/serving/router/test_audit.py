@@ -170,7 +170,7 @@ def test_two_that_disagree_need_a_third_opinion(bundles: Path, servers: Any, cap
         for seed in range(6):
             client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8)
         assert reasons(client) == {}
-    assert "nobody can tell which of them is wrong: start the router with --checkpoint" in caplog.text
+    assert "nothing shows which is wrong: start the router with --checkpoint" in caplog.text
 
 
 # The parts of an audit

@@ -73,8 +73,8 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
     state.begin("deployment begins")
     assert not state.offered("old", links, ())
     for without, code, says in (
-        ([], Code.UNAVAILABLE, "c is down; put that right, or deploy with --without c"),
-        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to do without; there are a, b, c"),
+        ([], Code.UNAVAILABLE, "c is down; fix that, or deploy with --without c"),
+        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to leave out; there are a, b, c"),
         (["a", "b", "c"], Code.FAILED_PRECONDITION, "without a, b, c no host holds block 0"),
     ):
         with pytest.raises(StatusError, match=says) as caught:
@@ -91,7 +91,7 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
 
 async def test_a_switch_keeps_the_release_before(state: RolloutState) -> None:
     before, after, host = state.current, served("new"), link_to("a", "old", "new")
-    assert state.beside(host) == "another router brought release new there: deploy it here, too"
+    assert state.beside(host) == "another router deployed release new there: deploy it here, too"
     state.begin("deployment begins")
     assert state.beside(host) == "", "it is this one that brings it"
     follow(state, "files are here", "all hosts have it", "it works")
