@@ -92,8 +92,13 @@ def _table(results: list[DrawnPictures]) -> str:
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
     import numpy as np
 
-    from stages.checkpoint.files import replace_file
+    from stages.checkpoint.files import staged_file
 
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1
-    replace_file(path, lambda file: DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG"))
+    with staged_file(path, lambda file: DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")) as staged:
+        try:
+            path.open("xb").close()  # take the name first: a rename would replace a file that came while we drew
+        except FileExistsError:
+            raise InputError(f"{path} appeared while drawing and is left as it is: draw to another file") from None
+        staged.replace(path)

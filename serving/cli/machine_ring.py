@@ -86,8 +86,7 @@ class MachineRing:
                 await link.relay.warm(0)
             to_router = (link.relay.least_rtt_ms or 0.0) / 2
             self.trips_ms[own, ROUTER_END] = self.trips_ms[ROUTER_END, own] = to_router
-            request = stage_pb2.ProbeRequest(to=others)
-            measured = await link.relay.stub.Probe(request, timeout=2 * PROBE_TIMEOUT_S)
+            measured = await link.relay.stub.Probe(stage_pb2.ProbeRequest(to=others), timeout=2 * PROBE_TIMEOUT_S)
             trips = {(own, others[each.address]): each.rtt_min_ms / 2 for each in measured.links if not each.problem}
             self.trips_ms |= trips
 

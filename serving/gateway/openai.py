@@ -147,8 +147,7 @@ async def detokenize(request: DetokenizeRequest, router: Router) -> Response:
 @routes.get("/models", response_class=Response, responses={200: {"model": _Models}})
 async def models(router: Router) -> Response:
     """A model for each served mode, and `onesweep`, which chooses the best of them."""
-    status = await router.status()
-    return json_response({"object": "list", "data": catalogue(status, _STARTED)})
+    return json_response({"object": "list", "data": catalogue(await router.status(), _STARTED)})
 
 
 @routes.get("/models/{model}", response_class=Response, responses={200: {"model": _Model}})

@@ -54,8 +54,7 @@ class LocalModel(WholeModel):
         try:
             return super().stages
         except CheckpointError as error:
-            words = f"the router cannot load its own model: {error}"
-            raise failed_precondition(words) from None
+            raise failed_precondition(f"the router cannot load its own model: {error}") from None
 
     def max_branches(self, length: int) -> int:
         """Most continuations of `length` tokens that one request may generate together."""

@@ -68,8 +68,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    run = settings.topology.certificates
-    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=run)
+    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=settings.topology.certificates)
     rollout = Rollout(
         ring, first_release(ring, store, settings.checkpoint, settings.frontier), store, settings.checkpoint
     )

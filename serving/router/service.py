@@ -246,8 +246,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         yield response
             finally:  # text generated for a whole answer counts even if the client did not wait for it
                 served.requests -= 1
-                if (account := record.account) is not None:
-                    place.spent_bytes += account.output_bytes
+                place.spent_bytes += record.account.output_bytes
 
     async def _draw(
         self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key

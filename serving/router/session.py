@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
@@ -49,7 +48,7 @@ class Wait(NamedTuple):
 Steps = Generator[Wait, None, T]
 
 
-class Session(AbstractContextManager["Session"]):
+class Session:
     """One request's session on the hosts, used in a `with` block whose end frees it on every host.
 
     Its `journal` and `tries` decide. It passes them events and times and acts on the decisions: work goes out over the
@@ -93,6 +92,9 @@ class Session(AbstractContextManager["Session"]):
         # Work and results so far, kept for an audit.
         self._works, self._results = list[Work | PictureMessage](), list[stage_pb2.Event]()
         self._begun_at = self.ring.clock()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self._give_up(list(self.tries.attempts))
@@ -153,9 +155,8 @@ class Session(AbstractContextManager["Session"]):
                 if check is not None:
                     check(whole)
             except StatusError as refusal:
-                last = attempt.path[-1].entry
-                fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
-                yield from self._fail(attempt, fault)
+                host = attempt.path[-1].entry.name
+                yield from self._fail(attempt, stage_pb2.Fault(code=refusal.number, message=refusal.message, host=host))
                 continue
             for link in self._helpers:
                 if link.quarantined:

@@ -154,6 +154,10 @@ def test_the_command_writes_files(
     with monkeypatch.context() as full:
         full.setattr("stages.checkpoint.files.sync", Mock(side_effect=OSError(28, "No space left on device")))
         assert "No space left on device" in draw("one", "--out", str(out))[1]
+        full.setattr("stages.checkpoint.files.sync", lambda staged: out.write_text("another's"))
+        assert "appeared while drawing" in draw("one", "--out", str(out))[1]
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("one.png", "another's")]
+    out.unlink()
     code, said = draw("one", "--seed", "7", "--out", str(out))
     assert code == 0, said
     assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said

@@ -60,7 +60,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
         write(ring, max_bytes=400, candidates=1024)
     monkeypatch.setattr(LocalModel, "max_draft_bytes", 1000)
     with pytest.raises(
-        RequestRefused, match="the drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
+        RequestRefused, match="drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
     ):
         write(ring, max_bytes=400)
     monkeypatch.setattr(resample, "max_scored", lambda width: 399)
