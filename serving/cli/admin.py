@@ -178,8 +178,8 @@ def run_token_list(options: argparse.Namespace) -> int:
             f"{key.concurrent} concurrent" if key.concurrent else "",
             f"{key.bytes_per_day} bytes/day" if key.bytes_per_day else "",
         ]
-        said = ", ".join(limit for limit in limits if limit) or "no limits"
-        print(f"{key.name:16} {','.join(key.scopes):24} {said}")
+        shown = ", ".join(limit for limit in limits if limit) or "no limits"
+        print(f"{key.name:16} {','.join(key.scopes):24} {shown}")
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc.aio
 
 from serving.cli.deploy import read_release
-from serving.cli.deployment import LACKING, Deployment
+from serving.cli.deployment import NO_HOLDER, Deployment
 from serving.cli.servers import RELEASES, ROUTER, TOPOLOGY
 from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
@@ -36,7 +36,7 @@ from stages.wire.tls import Security
 ANSWER_S = 10.0  # for the answer to Describe
 POLL_S = 0.2
 GONE_S = 60.0  # absence after which others take a machine's blocks; one that announces its end is gone at once
-AGAIN_S = 30.0  # pause before a failed change of the ring is tried again
+RETRY_S = 30.0  # pause before a failed change of the ring is tried again
 ORDER_NAME = "order.json"  # file in a run's directory with the machines of its last ring
 
 
@@ -54,7 +54,7 @@ class MachineRing:
         self._seen = dict[str, float]()  # when each machine was last present, by the monotonic clock
         self._settled: object = None  # the machines of the current ring
         self._failed: object = None  # the machines with which the last change failed
-        self._again_at, self._said = 0.0, set[str]()
+        self._retry_at, self._reported = 0.0, set[str]()
 
     async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
         """Machines in ring order, by the delays that they measure. Raises ServiceError that names those that do not
@@ -124,25 +124,25 @@ class MachineRing:
                 words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
             yield f"{number}. {host.name}: {'; '.join(words)}"
 
-    def tend(self, deployment: Deployment) -> None:
+    def supervise(self, deployment: Deployment) -> None:
         """Adapt the ring to the machines that came and went since the last call.
 
         A failure is printed and the change tried again later; the serving ring is not touched."""
         situation, now = self._situation(), monotonic()
-        if situation == self._settled or (now < self._again_at and situation == self._failed):
+        if situation == self._settled or (now < self._retry_at and situation == self._failed):
             return
         self._look_for_release(deployment)
         there, able = situation
         known = able & {host.name for host in self.topology.hosts}
-        self._failed, self._again_at = situation, now + AGAIN_S
+        self._failed, self._retry_at = situation, now + RETRY_S
         for usable in dict.fromkeys((able, known)):  # a new machine must not keep the others from taking over
             try:
-                is_done = run_interruptible(self._while_same(situation, self._follow(there, usable, deployment)))
+                is_done = run_interruptible(self._until_changed(situation, self._follow(there, usable, deployment)))
                 self._settled = situation if is_done and usable == able else None
                 return
             except OnesweepError as error:
-                if (line := f"no ring can be made of {', '.join(sorted(usable))}: {error}") not in self._said:
-                    self._said.add(line)
+                if (line := f"no ring can be made of {', '.join(sorted(usable))}: {error}") not in self._reported:
+                    self._reported.add(line)
                     self.progress.say(line)
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -152,7 +152,7 @@ class MachineRing:
         held = {host.name for host in self.topology.hosts} & self.rendezvous.machines.keys() - leaving  # of those known
         return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
 
-    async def _while_same(self, situation: object, job: Coroutine[None, None, None]) -> bool:
+    async def _until_changed(self, situation: object, job: Coroutine[None, None, None]) -> bool:
         """Run a job to its end, unless machines come or go meanwhile; True if it ended."""
         task = asyncio.create_task(job)
         try:
@@ -177,7 +177,7 @@ class MachineRing:
             held |= {link.entry.name: span for link in links if link.info and (span := (*link.info.blocks,)) in known}
         rooms = {name: room for name, room in self.rooms.items() if name in able}
         spans, missing = placed(held, rooms, self.sizes)
-        self._tell(missing)
+        self._report_missing(missing)
         if missing:
             return  # the router says which host is lost
         topology = self._topology(spans)
@@ -197,10 +197,10 @@ class MachineRing:
             shown = ", ".join(f"{host.name} blocks {host.span}" for host in topology.hosts)
             self.progress.say(f"the ring is now: {shown}")
 
-    def _tell(self, missing: Sequence[Span]) -> None:
+    def _report_missing(self, missing: Sequence[Span]) -> None:
         """Report the missing blocks, here and in `status`."""
         advice = [
-            f"blocks {','.join(map(str, run))} {LACKING} {self._bytes(run) / MEGABYTE:,.0f} MB free (onesweep invite)"
+            f"blocks {','.join(map(str, run))} {NO_HOLDER} {self._bytes(run) / MEGABYTE:,.0f} MB free (onesweep invite)"
             for run in missing
         ]
         if advice != self.rendezvous.advice:
@@ -305,8 +305,8 @@ async def _room(link: HostLink) -> StageHost:
     """Speed and memory of a machine, whose server may be restarting. Raises StatusError."""
     info = await _waited(link, ANSWER_S, lambda info: True)
     if not info.HasField("room") or not 0 < info.room.speed < math.inf:
-        said = f"machine {link.entry.name} was started with its own checkpoint, or reports an impossible speed"
-        raise failed_precondition(said)
+        message = f"machine {link.entry.name} was started with its own checkpoint, or reports an impossible speed"
+        raise failed_precondition(message)
     return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
 
 

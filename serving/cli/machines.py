@@ -50,12 +50,12 @@ def run_directory() -> Path:
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory for this process. Raises ServiceError if another one holds it."""
     make_private_directory(directory)
-    said = f"another process serves from {directory}: stop it, or set XDG_STATE_HOME"
-    with exclusive(directory / "lock", ServiceError(said)):
+    taken = f"another process serves from {directory}: stop it, or set XDG_STATE_HOME"
+    with exclusive(directory / "lock", ServiceError(taken)):
         yield
 
 
-def tell_here(router: str, doing: str) -> None:
+def record_step(router: str, doing: str) -> None:
     """Record for `serving_here` what this process is doing."""
     record = {"router": router, "doing": doing, "process": os.getpid(), "began": start_ticks(os.getpid())}
     (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")

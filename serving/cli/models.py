@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HOSTS = 3
 # Files that an import reads from a folder, and next to a GGUF file.
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
-BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
+COMPANIONS = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
 MIN_CHAT = 32  # tokens: the template's own, and a few words each way
 
@@ -242,11 +242,11 @@ def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
 def _key(source: Path, blocks: int, context: int | None, weights: Weights | None, hosts: Sequence[str]) -> str:
     """Raises ServiceError for a file that cannot be read."""
     if source.is_dir():
-        paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
+        paths = [path for pattern in PUBLISHED + COMPANIONS for path in source.glob(pattern)]
     else:
         # a model may have several files, whose names differ in their number
         parts = re.sub(r"-\d{5}(?=-of-\d{5})", "-?????", glob.escape(source.name))
-        paths = [path for pattern in (parts, *BESIDE) for path in source.parent.glob(pattern)]
+        paths = [path for pattern in (parts, *COMPANIONS) for path in source.parent.glob(pattern)]
     paths = sorted({path for path in paths if path.is_file()})
     # With the version: a later one may write other files from the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))
@@ -299,16 +299,16 @@ def run_inspect(options: argparse.Namespace) -> int:
 
         imported = require_source(options.directory, options.source)
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
-    beside = sys.stderr if options.json else sys.stdout
+    output = sys.stderr if options.json else sys.stdout
     checks = verify(options.directory) if options.verify else []
     for check in checks:
-        print(check, file=beside)
+        print(check, file=output)
     failed = sum(not check.ok for check in checks)
     if checks:
-        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=beside)
+        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=output)
     holds = not failed
     if options.source is not None:
         comparison = compare_with_source(*imported, options.source)
-        print(comparison, file=beside)
+        print(comparison, file=output)
         holds = holds and comparison.holds
     return 0 if holds else 1

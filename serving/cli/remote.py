@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
 from serving.cli.deployment import Deployment, new_directory, present
-from serving.cli.machines import ADDRESSES_NAME, locked, run_directory, serving_here, tell_here
+from serving.cli.machines import ADDRESSES_NAME, locked, record_step, run_directory, serving_here
 from serving.cli.models import add_import_options, check_model, find_checkpoint
 from serving.cli.parser import check_positive
 from serving.cli.ports import check_free
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 # The command imports modules that need torch or cryptography only when it runs.
 
-POLL_S, LATE_S = 0.2, 10.0  # LATE_S: after the last machine came; then advice is printed
+POLL_S, ADVISE_AFTER_S = 0.2, 10.0  # ADVISE_AFTER_S: after the last machine came; then advice is printed
 GONE_S = 5.0  # for the rendezvous to drop a machine
-OTHERS_S = 30.0  # after this, new machines may replace those of the last ring
+REPLACE_AFTER_S = 30.0  # after this, new machines may replace those of the last ring
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 
 
@@ -63,13 +63,13 @@ def run_serve(options: argparse.Namespace) -> int:
     check_positive(options, "context", "threads", "port", "wait")
     if (options.wait or 1) > MAX_MACHINES:
         raise InputError(f"--wait must be at most {MAX_MACHINES}, not {options.wait}")
-    progress = _ToldProgress(f"127.0.0.1:{options.port}")
+    progress = _RecordedProgress(f"127.0.0.1:{options.port}")
     with ends_cleanly(), closing(progress), locked(run_directory()):
         _serve(options, progress)
     return 0
 
 
-class _ToldProgress(ProgressLine):
+class _RecordedProgress(ProgressLine):
     """Progress that other commands on this machine can also show while no router answers them."""
 
     def __init__(self, router: str) -> None:
@@ -87,7 +87,7 @@ class _ToldProgress(ProgressLine):
     def _tell(self, what: str) -> None:
         if what != self._doing:
             self._doing = what
-            tell_here(self._router, what)
+            record_step(self._router, what)
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
@@ -117,7 +117,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
             http=options.http,
             hosts_run=True,
         )
-        present(deployment, options.http, progress, 'try        onesweep generate "The sea"', tend=ring.tend)
+        present(deployment, options.http, progress, 'try        onesweep generate "The sea"', supervise=ring.supervise)
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     ring, or after a while as many others. Prints a ticket if some must join."""
     from serving.cli.machine_ring import last_order
 
-    last, begin, came, came_at = last_order(run), monotonic(), list[str](), monotonic()
+    last, begin, last_present, changed_at = last_order(run), monotonic(), list[str](), monotonic()
 
     def place(name: str) -> bool:
         return name not in last  # machines of the last ring come first
@@ -184,15 +184,15 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         count = options.wait or max(1, min(len(last) or len(known), len(known)))
         absent = [name for name in known[:count] if name not in present and (name in last or not last)]
         # replacements need all files sent again: accept them only if the old machines stay away
-        if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
+        if len(present) >= count and (options.wait or not absent or monotonic() - begin > REPLACE_AFTER_S):
             return present[:count]
-        if present != came:
-            came, came_at = present, monotonic()
+        if present != last_present:
+            last_present, changed_at = present, monotonic()
         names = f" ({', '.join(present)})" if present else ""
         remedies = [f"`onesweep invite --revoke {absent[0]}` removes it"] if absent else []
         remedies += [f"--wait {len(present)} starts without more"] if present and (absent or not options.wait) else []
         away = f"; missing: {', '.join(absent)}" if absent else ""
-        how = f" ({', '.join(remedies)})" if remedies and monotonic() - came_at > LATE_S else ""
+        how = f" ({', '.join(remedies)})" if remedies and monotonic() - changed_at > ADVISE_AFTER_S else ""
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how}")
         time.sleep(POLL_S)
 
@@ -216,10 +216,10 @@ def run_invite(options: argparse.Namespace) -> int:
     if not (run_directory() / ADDRESSES_NAME).exists():
         raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
     run = RunDirectory(run_directory())
-    beside = [options.name] * bool(options.name)
-    beside += [f"--{name}" for name in ("uses", "days") if getattr(options, name) is not None]
-    if beside and options.revoke is not None:
-        raise InputError(f"--revoke makes no ticket: leave out {beside[0]}, or --revoke")
+    conflicts = [options.name] * bool(options.name)
+    conflicts += [f"--{name}" for name in ("uses", "days") if getattr(options, name) is not None]
+    if conflicts and options.revoke is not None:
+        raise InputError(f"--revoke makes no ticket: leave out {conflicts[0]}, or --revoke")
     if options.revoke in run.machines():
         run.keep(options.revoke, None)
         deadline = monotonic() + GONE_S

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present
+from serving.cli.deployment import Deployment, NoDeployment, deployment_here, new_directory, present
 from serving.cli.generate import add_router_options, async_client_of, client_of, router_here
 from serving.cli.machines import served_here
 from serving.cli.parser import check_positive
@@ -139,7 +139,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     elif (here := deployment_here()) is not None:
         topology = here.topology
     else:
-        raise NothingUp("nothing is up here: name the hosts with --topology")
+        raise NoDeployment("nothing is up here: name the hosts with --topology")
     if proxy := LinkRecord.read(topology.certificates).proxy:  # joined machines
         os.environ[LINKS_VARIABLE] = proxy
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
@@ -156,7 +156,7 @@ def run_up(options: argparse.Namespace) -> int:
     topology = topology_in_file(options.topology) if options.topology is not None else None
     with ends_cleanly():
         deployment = _started(options, topology)
-        present(deployment, options.http, ProgressLine(), tend=None if options.detach else lambda _: None)
+        present(deployment, options.http, ProgressLine(), supervise=None if options.detach else lambda _: None)
     return 0
 
 
@@ -196,10 +196,10 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
 
 def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
-        if said := served_here(options.router):
-            raise NothingUp(f"{said}; Ctrl-C there stops it")
+        if problem := served_here(options.router):
+            raise NoDeployment(f"{problem}; Ctrl-C there stops it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
-        raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
+        raise NoDeployment(f"{what}; start a deployment with `onesweep up --detach`")
     count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
     print(f"stopped {count} of the router at {deployment.topology.router}")
@@ -233,8 +233,8 @@ def run_status(options: argparse.Namespace) -> int:
         with client_of(options) as client:
             status = client.status()
     except RouterError as error:
-        if not error.reached and (said := served_here(options.router)):
-            raise NothingUp(said) from None
+        if not error.reached and (problem := served_here(options.router)):
+            raise NoDeployment(problem) from None
         raise
     if options.json:
         print(json.dumps(record_of(status)))
@@ -259,8 +259,8 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
         yield f"{host.name:10} {host.address:22} blocks {blocks:6} {state}"
         # a host that does not answer keeps its last links
         for link in host.links if any(link.kind for link in host.links) and (host.ready or host.rtt_ms) else ():
-            carried = f", {link.relayed_bytes / 1e6:,.1f} MB so far" if link.relayed_bytes else ""
-            kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{carried}"
+            relayed = f", {link.relayed_bytes / 1e6:,.1f} MB so far" if link.relayed_bytes else ""
+            kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{relayed}"
             yield f"{'':10} to {link.to:19} {link.problem or kind}"
     release = f"release {status.release}" if status.release else "no release yet"
     yield f"{release}; before: {status.previous}" if status.previous else release

@@ -62,7 +62,7 @@ def test_a_conversation(router: str, talk: Callable[..., Terminal]) -> None:
     chat.type("/stats\n")
     cost = chat.expect(" ms of compute")
     assert "[ar-speculative, seed 0, " in cost
-    assert " guesses right, " in cost
+    assert " draft tokens accepted, " in cost
     assert " bytes on the wire, " in cost
     chat.type("/mode\n")
     chat.expect("served: ar, ar-speculative")

@@ -23,7 +23,7 @@ import pytest
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.namespaces import DEVICE, GATEWAY_ADDRESS, SUBNET
 from loadtest.lab.profile import profile_named
-from serving.cli.deployment import RAN_S, temporary_deployment
+from serving.cli.deployment import MIN_RUN_S, temporary_deployment
 from serving.cli.ports import free_port_block, port_free
 from serving.cli.servers import MODULE, RECORD
 from serving.client.client import Client
@@ -237,7 +237,7 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
             forget = partial(orders, "gateway-1", f"link set {DEVICE} down", f"link set {DEVICE} up", route)
             home = "address flush dev eth0", "address add 192.168.1.99/24 dev eth0"
             move = partial(orders, "host-2", *home, f"route add default via {GATEWAY_ADDRESS}")
-            until(lambda: time.monotonic() > served_at + RAN_S)  # a router that ends sooner is not started again
+            until(lambda: time.monotonic() > served_at + MIN_RUN_S)  # a router that ends sooner is not started again
             for act in (forget, move, kill_the_router):
                 assert serve.ask(*LONG, act=act) == whole
             serve.process.kill()

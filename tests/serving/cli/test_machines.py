@@ -175,7 +175,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
         monkeypatch.setattr(progress, "at", lambda line: (said.append(line), passes()))
         return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), progress)
 
-    def pass_time(seconds: float = remote.OTHERS_S + 1) -> None:
+    def pass_time(seconds: float = remote.REPLACE_AFTER_S + 1) -> None:
         nonlocal now
         now += seconds
 
@@ -192,7 +192,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     (run.directory / machine_ring.ORDER_NAME).write_text('["tokyo", "paris"]')
     come("oslo")
     come("paris")
-    then = iter((lambda: pass_time(remote.LATE_S + 1), lambda: come("tokyo")))
+    then = iter((lambda: pass_time(remote.ADVISE_AFTER_S + 1), lambda: come("tokyo")))
     assert waited(lambda: next(then)()) == ["paris", "tokyo"], "the others join the ring while it serves"
     away = "waiting for machines: 2 of 2 (paris, oslo); missing: tokyo"
     assert said == [away, f"{away} (`onesweep invite --revoke tokyo` removes it, --wait 2 starts without more)"]
@@ -227,11 +227,11 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
         with pytest.raises(ServiceError, match="another process serves"), machines.locked(machines.run_directory()):
             pass
         assert (machines.served_here(router), router_here(None)[0]) == ("", router), "nothing was said yet"
-        remote._ToldProgress(router).at(waits)
+        remote._RecordedProgress(router).at(waits)
         for named in (router, "localhost:7700", None):
             assert machines.served_here(named) == f"`onesweep serve` runs here, but has no router yet: {waits}"
         assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
-        remote._ToldProgress("127.0.0.1:7722").at(waits)
+        remote._RecordedProgress("127.0.0.1:7722").at(waits)
         assert router_here(None) == ("127.0.0.1:7722", None)
     (machines.run_directory() / machines.DOING_NAME).write_text('{"process": 1, "began": 0}')
     assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"
