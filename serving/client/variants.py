@@ -106,8 +106,8 @@ def _value(where: str, name: str, value: str) -> int | float | str:
         found: int | float | str = kind(value)
         if not isinstance(found, float) or math.isfinite(found):
             return found
-    wanted = "a whole number" if kind is int else "a number"
-    raise InputError(f"{where}: {name} must be {wanted}, not {quoted(value)}")
+    expected = "a whole number" if kind is int else "a number"
+    raise InputError(f"{where}: {name} must be {expected}, not {quoted(value)}")
 
 
 def _check_request(where: str, variant: ModeVariant) -> None:
@@ -173,8 +173,8 @@ _COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     """A table of each mode's cost and text; a failed mode shows its error instead of figures."""
-    told = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
-    lines = aligned([_COLUMNS, *told], ruled=True)
+    rows = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
+    lines = aligned([_COLUMNS, *rows], ruled=True)
     if COPY in outcomes:
         lines += ["", f"To measure how close {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
     for mode, outcome in outcomes.items():

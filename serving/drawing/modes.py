@@ -95,7 +95,7 @@ class DrawingMode(ABC):
         """The missing weights, if there is no `info`."""
 
     @property
-    def least_levels(self) -> int:
+    def min_levels(self) -> int:
         return 1
 
     @abstractmethod
@@ -124,7 +124,7 @@ class _RingDrawing(DrawingMode):
     # is the same message on another path, and a second try alongside a slow first one costs only compute.
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         # Blocks (each with at least one level) whose previews are due; the last block brings the pictures.
-        blocks = {*range(self.least_levels - 1)}
+        blocks = {*range(self.min_levels - 1)}
 
         def preview_of(event: stage_pb2.Event) -> None:
             shown = event.pictures
@@ -158,7 +158,7 @@ class ChainDrawing(_RingDrawing):
     default_codec = "int8"
 
     @property
-    def least_levels(self) -> int:
+    def min_levels(self) -> int:
         model = self.ring.model("chain")
         return model.parts if model else 1
 
@@ -274,9 +274,9 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Mod
     count = each * len(request.classes)
     if not 1 <= count <= MAX_PICTURES:
         raise invalid(f"{count} pictures; a request can draw 1 to {MAX_PICTURES}")
-    levels = request.levels if request.HasField("levels") else max(DEFAULT_LEVELS, mode.least_levels)
-    if not mode.least_levels <= levels <= MAX_LEVELS:
-        raise invalid(f"levels must be {mode.least_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
+    levels = request.levels if request.HasField("levels") else max(DEFAULT_LEVELS, mode.min_levels)
+    if not mode.min_levels <= levels <= MAX_LEVELS:
+        raise invalid(f"levels must be {mode.min_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
     guidance = request.guidance if request.HasField("guidance") else DEFAULT_GUIDANCE
     if not 0 <= guidance <= MAX_GUIDANCE:  # false for NaN, too
         raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {guidance}; 1 is none")

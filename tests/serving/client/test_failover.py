@@ -165,7 +165,7 @@ async def test_a_call_that_grpc_drops_is_asked_again() -> None:
 
 
 def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "BACK_S", 300.0)
+    monkeypatch.setattr(failover, "RECOVERY_S", 300.0)
     topology = local_topology(1, 3, bundles / "own", free_port_block(2))
     servers.hosts(topology, bundles / "own")
     router, text = servers.router(topology, bundles / "own", drain_s=0.1), b""
