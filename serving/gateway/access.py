@@ -58,15 +58,15 @@ def _access(
     client: RouterClient,
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> RouterAccess:
-    settings, told = request.app.state.settings, None
+    settings, forwarded = request.app.state.settings, None
     # Clients send a token out of habit, or something that is not one, and the link to the router may not be private. In
     # these cases the router decides without it, and its refusal says so if it wants a token.
     if client.is_private and (match := re.fullmatch(r"[Bb]earer +([\x21-\x7e]{1,4096})", authorization or "")):
-        told = SCHEME + match[1]
+        forwarded = SCHEME + match[1]
     # the page works at once on the user's own machine: anyone who reaches it gets texts and status, no more
     if is_loopback(settings.listen) and (own := own_token(client.address)):
-        told = SCHEME + own
-    return RouterAccess(client, settings.timeout_s, told)
+        forwarded = SCHEME + own
+    return RouterAccess(client, settings.timeout_s, forwarded)
 
 
 Router = Annotated[RouterAccess, Depends(_access)]

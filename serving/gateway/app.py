@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
-from serving.gateway.errors import OF_ALL, api_error_of, error_response
+from serving.gateway.errors import COMMON_ERRORS, api_error_of, error_response
 from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
@@ -52,7 +52,7 @@ have an object `onesweep` with settings of ours; answers have `onesweep.accounti
 def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
     """An app that talks to one router."""
     # no docs_url, no redoc_url: those pages load scripts from other servers
-    app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=OF_ALL)
+    app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=COMMON_ERRORS)
     app.version = version("onesweep")
     app.state.client, app.state.settings = client, settings
     for routes in (openai_routes, token_routes, race_routes, host_routes, page_routes()):

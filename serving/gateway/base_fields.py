@@ -36,7 +36,7 @@ class Fields(BaseModel):
 
 # The fields of OpenAI's API without effect here, with the values accepted. `tests/serving/gateway` compares
 # docs/http.md with these tables.
-OF_TEXTS: dict[str, Any] = {
+IGNORED_TEXT_FIELDS: dict[str, Any] = {
     "background": Literal[False],
     "best_of": Literal[1],
     "include": Any,
@@ -56,7 +56,7 @@ OF_TEXTS: dict[str, Any] = {
     "user": Any,
     "verbosity": Any,
 }
-OF_PICTURES: dict[str, Any] = {
+IGNORED_IMAGE_FIELDS: dict[str, Any] = {
     "background": Literal["auto"],
     "moderation": Any,
     "output_compression": Any,

@@ -218,7 +218,7 @@ HTTP_METRICS = (
     MetricFamily("onesweep_http_request_seconds", "histogram", "Time to the end of the answer.", ("path",)),
 )
 OTHER = "other"  # label of unknown paths and methods: clients choose these, so they must not become labels
-LEFT = "left"  # status of a request whose client left before the answer began
+CLIENT_LEFT = "left"  # status of a request whose client left before the answer began
 
 
 class RequestLog:
@@ -234,7 +234,7 @@ class RequestLog:
         return {"onesweep_http_requests_total": self.statuses, "onesweep_http_request_seconds": self.seconds}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin, status, request, plain = time.perf_counter(), LEFT, "", as_plain(scope)
+        begin, status, request, plain = time.perf_counter(), CLIENT_LEFT, "", as_plain(scope)
 
         async def sender(message: Message) -> None:
             nonlocal status, request
@@ -250,9 +250,9 @@ class RequestLog:
             path = getattr(plain.get("route"), "path", OTHER)
             self.statuses[path, status] += 1
             self.seconds.setdefault((path,), Histogram()).add(seconds)
-            told = {"request": request, "method": method, "path": path, "status": status}
+            record = {"request": request, "method": method, "path": path, "status": status}
             log.info(
                 "%s %s %s, %.1f ms%s",
                 *(method, path, status, seconds * 1000, f", request {request}" if request else ""),
-                extra=told | {"ms": round(seconds * 1000, 3)},
+                extra=record | {"ms": round(seconds * 1000, 3)},
             )

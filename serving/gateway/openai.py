@@ -22,7 +22,7 @@ from serving.gateway.completions import (
     usage,
     whole_choices,
 )
-from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
+from serving.gateway.errors import ROUTER_ERRORS, ApiError, json_response, named
 from serving.gateway.fields import (
     MAX_CHOICES,
     ChatRequest,
@@ -82,8 +82,8 @@ def _size(pictures: stage_pb2.PictureInfo) -> str:
     return f"{pictures.width}x{pictures.height}"
 
 
-routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=OF_ROUTER)
-token_routes = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=OF_ROUTER)
+routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=ROUTER_ERRORS)
+token_routes = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=ROUTER_ERRORS)
 _STARTED = int(time.time())
 # The answers' objects in the OpenAPI schema.
 _Made = create_model("Made", id=str, object=str, model=str, usage=dict[str, Any], onesweep=dict[str, Any])
@@ -131,16 +131,16 @@ async def tokenize(request: TokenizeRequest, router: Router) -> Response:
     if not text:
         raise ApiError(400, "the prompt is empty: give some text", param="prompt")
     piece = False in (request.add_special_tokens, request.add_special)
-    told = await router.tokenize(await mode_of(router, request.model), text=text.encode(), piece=piece)
-    tokens = list(told.tokens)
-    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": told.context_tokens})
+    answer = await router.tokenize(await mode_of(router, request.model), text=text.encode(), piece=piece)
+    tokens = list(answer.tokens)
+    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": answer.context_tokens})
 
 
 @token_routes.post("/detokenize", response_class=Response, responses={200: {"model": _Text}})
 async def detokenize(request: DetokenizeRequest, router: Router) -> Response:
     """The text of tokens, under the names that vLLM and llama.cpp have for it."""
-    told = await router.tokenize(await mode_of(router, request.model), tokens=request.tokens)
-    text = told.text.decode(errors="replace")
+    answer = await router.tokenize(await mode_of(router, request.model), tokens=request.tokens)
+    text = answer.text.decode(errors="replace")
     return json_response({"prompt": text, "content": text})
 
 

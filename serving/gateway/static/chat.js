@@ -69,13 +69,13 @@ async function answer(conversation, asked) {
   showLast(); // the buttons of the answer before go
   const turn = addTurn({ role: "assistant", content: "" });
   const text = turn.querySelector(".text");
-  let [said, costs] = ["", null];
+  let [answered, costs] = ["", null];
   try {
     for await (const chunk of chat(requested([...conversation, asked]), aborter.signal)) {
       const piece = chunk.choices[0]?.delta.content ?? "";
-      said += piece;
+      answered += piece;
       costs = chunk.onesweep?.accounting[0] ?? costs;
-      if (piece) text.replaceChildren(...markdown(said));
+      if (piece) text.replaceChildren(...markdown(answered));
       if (piece) follow();
     }
   } catch (error) {
@@ -88,18 +88,18 @@ async function answer(conversation, asked) {
     showRunning(false);
     byId("message").focus();
   }
-  if (!said && !costs) {
+  if (!answered && !costs) {
     turn.remove();
     return false;
   }
-  const written = { role: "assistant", content: said, costs: costs ? toldCosts(costs) : "stopped" };
+  const written = { role: "assistant", content: answered, costs: costs ? costsLine(costs) : "stopped" };
   conversation.push(asked, written);
   if (conversation === messages) {
     turn.replaceWith(turnOf(written));
     keepChat(id, messages);
     showChats();
   }
-  byId("said").textContent = said;
+  byId("said").textContent = answered;
   showLast();
   follow();
   return true;
@@ -169,7 +169,7 @@ function open(chosen, kept = []) {
   showLast();
 }
 
-function toldCosts({ mode, output_tokens: tokens, sweeps, latency_ms: ms, sampling }) {
+function costsLine({ mode, output_tokens: tokens, sweeps, latency_ms: ms, sampling }) {
   const drawn = sampling ? `, ${sampling}` : "";
   return `${tokens} tokens by ${mode} in ${sweeps} ${sweeps === 1 ? "round trip" : "round trips"}, ${duration(ms)}${drawn}`;
 }
