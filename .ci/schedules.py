@@ -170,20 +170,20 @@ def ask(
         taker.hear(RouterError(why, Code.UNAVAILABLE, None if "last error" in why else 250, reached=False))
 
     for each in asked:
-        yield Wait(each.pause_s, hears=False)
+        yield Wait(each.pause_s, until_event=False)
         case, begin_s, replays, status, said, had = CASES[each.case], world.loop.now_s, 0, "", "", 0
         lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
         turns = Turns(client, whole.HURRY_S if "hurry" in lasting else whole.PATIENCE_S)
         leaves, begun_at = "leave" in lasting, monotonic()
         end_s, end = (whole.LEAVE_S, "LEFT") if leaves else (turns.timeout_s, "DEADLINE_EXCEEDED")
         while not status:
-            yield Wait(turns.pause_s, hears=False)
+            yield Wait(turns.pause_s, until_event=False)
             taker.inbox.clear()
             calls.append(call := ScriptedCall(channels[turns.at], partial(serve, case, turns.left_s, hear), lost))
             try:
                 while not status:
                     if not taker.inbox:
-                        yield Wait(max(begun_at + end_s - monotonic(), 0.0), hears=True)
+                        yield Wait(max(begun_at + end_s - monotonic(), 0.0), until_event=True)
                     what = taker.inbox.popleft() if taker.inbox else None
                     if isinstance(what, RouterError):
                         raise what

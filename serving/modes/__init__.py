@@ -32,7 +32,7 @@ WITHOUT_HOSTS = ("local", COPY)
 # Modes that sample token by token and so accept sampling settings; given those, `auto` chooses among these modes.
 SHAPED = ("ar", "ar-speculative", "local", COPY, AUTO)
 # Modes whose every token is sampled by the hosts: they can report logprobs and follow a schema.
-TELLING = ("ar", "ar-speculative", AUTO)
+LOGPROB_MODES = ("ar", "ar-speculative", AUTO)
 # The mode that can report a prompt's logprobs.
 SCORING = "ar"
 # The hosts' models that can score given tokens, by their names in requests. The first one served is the default.

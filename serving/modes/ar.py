@@ -107,12 +107,12 @@ def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabu
         if event.HasField("logprobs"):
             raise internal("a step returned log-probabilities that were not requested")
         return
-    told, each = event.logprobs, count * min(request.logprobs, vocabulary.size)
+    logprobs, each = event.logprobs, count * min(request.logprobs, vocabulary.size)
     try:
-        named = len(vocabulary.tokens(told.top_tokens))
+        named = len(vocabulary.tokens(logprobs.top_tokens))
     except CodecError as error:
         raise internal(f"a step returned invalid data: {error}") from None
-    if (len(told.nats), len(told.top_nats), named) != (4 * count, 4 * each, each):
+    if (len(logprobs.nats), len(logprobs.top_nats), named) != (4 * count, 4 * each, each):
         raise internal(f"a step of {count} tokens lacks the requested log-probabilities")
-    if not (np.frombuffer(told.nats + told.top_nats, "<f4") <= 0).all():  # false for NaN
+    if not (np.frombuffer(logprobs.nats + logprobs.top_nats, "<f4") <= 0).all():  # false for NaN
         raise internal("a step returned invalid log-probabilities")

@@ -100,14 +100,14 @@ class ChatTemplate:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
-                parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
+                parameters[name] = _relocated(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
             raise TemplateProblem("must_call needs tools, each a function with name and parameters") from None
         try:
-            told = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
+            enforced = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
         except (ValueError, TypeError, RecursionError):
             raise TemplateProblem("the JSON schema is not a JSON object") from None
-        return json.dumps({"anyOf": calls, "$defs": parameters, **told}) if calls else ""
+        return json.dumps({"anyOf": calls, "$defs": parameters, **enforced}) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
         """Render a text for each of `given`, the values of the template's variables. Raises TemplateProblem."""
@@ -143,7 +143,7 @@ class ChatTemplate:
 def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with calls as text of the model's turn and results as text of the user's, in the format of Qwen's and
     Hermes' templates. Merges turns of one role, for templates that require alternation. Raises TemplateProblem."""
-    told = list[tuple[str, str]]()
+    turns = list[tuple[str, str]]()
     for each in messages:
         try:
             functions = [call["function"] for call in each.get("tool_calls", ())]
@@ -151,11 +151,11 @@ def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         except (LookupError, TypeError):
             raise TemplateProblem("tool_calls must be a list of functions with name and arguments") from None
         if each["role"] == "tool":
-            told.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
+            turns.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
         else:
             tagged = [f"{CALL_TAG}\n{_json(call)}\n{CALL_END}" for call in calls]
-            told.append((each["role"], "\n".join([each["content"]] * bool(each["content"]) + tagged)))
-    runs = groupby(told, lambda turn: turn[0])
+            turns.append((each["role"], "\n".join([each["content"]] * bool(each["content"]) + tagged)))
+    runs = groupby(turns, lambda turn: turn[0])
     return [{"role": role, "content": "\n".join(text for _, text in run)} for role, run in runs]
 
 
@@ -167,13 +167,13 @@ def _names(tools: Sequence[Any], text: str) -> bool:
         return False
 
 
-def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401
+def _relocated(schema: Any, place: str) -> Any:  # noqa: ANN401
     """A JSON schema whose references to itself still work when it stands at `place` in another one."""
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_relocated(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(each, place) for name, each in schema.items()}
+    moved = {name: _relocated(each, place) for name, each in schema.items()}
     if isinstance(target := moved.get("$ref"), str) and target.startswith("#"):
         moved["$ref"] = place + target[1:]
     return moved
@@ -187,7 +187,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # In the process: a sandbox keeps the template away from everything else there, and limits bound its resources.
 
 
-class _Unfit(TemplateError):
+class _Rejected(TemplateError):
     """Raised by a template for messages that it does not accept."""
 
 
@@ -206,7 +206,7 @@ def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals.update(raise_exception=_unfit, strftime_now=lambda form: datetime.now(UTC).strftime(form))
+    environment.globals.update(raise_exception=_reject, strftime_now=lambda form: datetime.now(UTC).strftime(form))
     environment.filters["tojson"] = _json
     return environment.from_string(source)
 
@@ -223,7 +223,7 @@ def _texts(source: str, given: Sequence[Mapping[str, Any]]) -> list[str] | str:
         return [_text(template, each) for each in given]
     except SecurityError as error:
         return f"uses a forbidden operation: {error}"
-    except _Unfit as error:
+    except _Rejected as error:
         return f"rejects these messages: {error.message}"
     except RecursionError as error:
         return f"does not end: {error}"
@@ -239,12 +239,12 @@ def _text(template: Template, given: Mapping[str, Any]) -> str:
         pieces.append(piece)
         length += len(piece)
         if length > MAX_RENDERED:
-            raise _Unfit(f"it renders them to more than {MAX_RENDERED} characters")
+            raise _Rejected(f"it renders them to more than {MAX_RENDERED} characters")
     return "".join(pieces)
 
 
-def _unfit(message: object) -> NoReturn:
-    raise _Unfit(str(message)[:200])
+def _reject(message: object) -> NoReturn:
+    raise _Rejected(str(message)[:200])
 
 
 def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401

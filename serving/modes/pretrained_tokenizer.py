@@ -122,14 +122,14 @@ class PretrainedTokenizer(Tokenizer):
         told, kept = list[int](), (each for each in tokens if each not in self._left_out)
         for are_bytes, row in groupby(kept, self._bytes.__contains__):
             if are_bytes:
-                mended = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
-                told += [self._spelled[byte] for byte in mended]
+                repaired = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
+                told += [self._spelled[byte] for byte in repaired]
             else:
                 told += row
         text: str = self.encoding.decode(told)
         return text
 
-    def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
+    def hidden_tokens(self, names: Sequence[bytes]) -> frozenset[int]:
         return frozenset(self._numbers[name.decode()] for name in names if name.decode() in self._numbers)
 
     def token_text(self, token: int) -> bytes:

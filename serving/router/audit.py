@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 Results = list[stage_pb2.Event]
 
 
-def alike(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
+def same_kind(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
     """True if machines of one kind, as they report it, hold each part of the model: they compute the same bits."""
     kinds = [
         {part: link.info.machine if link.info else "" for link in path for part in link.entry.blocks}
@@ -98,13 +98,13 @@ class Auditor:
         # Guards the suspicion: two findings must not mix.
         self._judging = asyncio.Lock()
         self.suspicion = Suspicion()
-        self._told_unlike = False
+        self._warned_unlike = False
 
     def picks(self, answer: AuditedAnswer) -> bool:
         """True if an answer is to be audited: this share of all, and every one of a suspect."""
         return bool(self.suspicion.names & _names(answer.hosts)) or self._random.random() < self.share
 
-    def apart(self) -> set[str]:
+    def to_avoid(self) -> set[str]:
         """Addresses to avoid, a random half of the suspects each time: the next wrong answer narrows them down."""
         names = sorted(self.suspicion.names)
         half = self._random.sample(names, len(names) // 2 if len(names) > 1 else self._random.randint(0, len(names)))
@@ -120,10 +120,10 @@ class Auditor:
             other = answer.choose(_addresses(answer.path))
         if other is None or set(other) == set(answer.path):
             return True
-        if not alike(answer.hosts, other):
-            if not self._told_unlike:
+        if not same_kind(answer.hosts, other):
+            if not self._warned_unlike:
                 log.warning("answers of unlike machines are not audited: put replicas on machines of one kind")
-            self._told_unlike = True
+            self._warned_unlike = True
             return True
         self.counters.audited += len(answer.results)
         try:
@@ -182,7 +182,7 @@ class Auditor:
 
     async def _suspect(self, answer: AuditedAnswer, wrong: frozenset[HostLink], path: HostPath, right: Results) -> None:
         """Record a wrong answer of the hosts `wrong`, and quarantine the liar if it can be named."""
-        suspicion, mended = self.suspicion, set[str]()
+        suspicion, cleared = self.suspicion, set[str]()
         suspicion.add(_names(wrong))
         # A careless liar shows at once: answers are wrong on each path with it, and on no other.
         for index in self._random.sample(range(len(path)), len(path)):
@@ -190,14 +190,14 @@ class Auditor:
                 around = (*path[:index], replica, *path[index + 1 :])
                 try:
                     if same_results(await self._ask(answer, around), right):
-                        mended.add(path[index].entry.name)
+                        cleared.add(path[index].entry.name)
                     else:
                         suspicion.add(_names(around))
                 except StatusError:  # no evidence either way
                     continue
         names = suspicion.names
         liar = next((link for link in self.ring.links if link.entry.name in names), None)
-        if len(names) > 1 or liar is None or not names <= mended:
+        if len(names) > 1 or liar is None or not names <= cleared:
             log.error("one of the hosts %s is faulty: further answers will tell which", ", ".join(sorted(names)))
             return
         self.counters.faulty_hosts += 1

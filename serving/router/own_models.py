@@ -141,8 +141,8 @@ class ReferenceVerifier:
         results = list[stage_pb2.Event]()
         for hops in steps:
             events = [event for hop in hops for event in _events(hop, session)]
-            goes_on = hops[-1].read.score.remaining > 0
-            results += events if goes_on else [merged(events[-results_of(hops) :])]
+            continues = hops[-1].read.score.remaining > 0
+            results += events if continues else [merged(events[-results_of(hops) :])]
         return results
 
     def find(self, digest: str) -> tuple[Path, HostPlan] | None:

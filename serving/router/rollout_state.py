@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from serving.router.host_link import HostLink
 
 DRAIN_S = 30.0  # How long a deployment waits for requests on the previous release.
-AGAIN_S = 10.0  # Pause before retrying a host that could not be updated.
+RETRY_S = 10.0  # Pause before retrying a host that could not be updated.
 STORE_TRIES = 4  # Most tries of a transfer; each one resumes where the last was cut off.
 # gRPC reports INTERNAL when the connection ends while a message is written.
-CUT = (Code.UNAVAILABLE, Code.DATA_LOSS, Code.INTERNAL)
+INTERRUPTED = (Code.UNAVAILABLE, Code.DATA_LOSS, Code.INTERNAL)
 # Codes with which a host refuses a release whose files are missing or damaged.
-NOT_WHOLE = (Code.NOT_FOUND, Code.FAILED_PRECONDITION)
+INCOMPLETE = (Code.NOT_FOUND, Code.FAILED_PRECONDITION)
 
 # The states of a deployment, and of a delivery to one host: the events in each, and the state that follows.
 ROLLOUT_STATES = {
@@ -56,10 +56,10 @@ class Delivery:
 
     def refused(self, refusal: StatusError) -> None:
         """Choose the next step after a refusal. Raises the refusal if there is none."""
-        if self.state == "loads" and refusal.code in NOT_WHOLE:
+        if self.state == "loads" and refusal.code in INCOMPLETE:
             self.change("files are lacking")
         # bytes that arrived before a cut are still there: only the rest is sent
-        elif self.state == "sends" and self.tries < STORE_TRIES and self.sent_bytes and refusal.code in CUT:
+        elif self.state == "sends" and self.tries < STORE_TRIES and self.sent_bytes and refusal.code in INTERRUPTED:
             self.tries += 1
             self.change("cut off")
         else:
@@ -74,9 +74,9 @@ class RolloutState:
         self.previous: ActiveRelease | None = None
         self.state = "rests"
         self.was_pinned = False  # before the deployment; if not, the router serves whatever the hosts hold
-        self.coming = ""  # the release being deployed
+        self.incoming = ""  # the release being deployed
         self.joining: list[HostLink] = []  # hosts that receive it
-        self.anew: list[HostLink] = []  # hosts that had none of it before: they drop it if the deployment fails
+        self.newly_loaded: list[HostLink] = []  # hosts that had none of it before: they drop it if the deployment fails
         # When to bring the current release to hosts that returned without it, by address; infinite: being brought.
         self.due_at: dict[str, float] = {}
 
@@ -116,7 +116,7 @@ class RolloutState:
         """The files have arrived. Pin the served weights, because hosts will hold weights that nobody has tried."""
         self.change("files are here")
         there = [link for link in self.joining if link.info and name in {each.name for each in link.info.releases}]
-        self.coming, self.anew = name, [link for link in self.joining if link not in there]
+        self.incoming, self.newly_loaded = name, [link for link in self.joining if link not in there]
         self.was_pinned = self.current.view.pinned
         if not self.was_pinned:
             self.current.name = self.current.release
@@ -165,7 +165,7 @@ class RolloutState:
         own = link.held.get(self.current.view.weights)
         return [each.name for each in ([own] if own else [*link.held.values()][-1:])]
 
-    def beside(self, link: HostLink) -> str:
+    def other_release(self, link: HostLink) -> str:
         """A sentence about a newer release that another router brought to a host; empty without one."""
         if self.state != "rests" or (own := link.held.get(self.current.view.weights)) is None:
             return ""

@@ -93,7 +93,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         jobs.append(follow_topology(settings.source, settings.topology, partial(change_hosts, ring, blocks)))
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
-        await _told_to_stop(stop, tasks)
+        await _until_stopped(stop, tasks)
     finally:
         checks.stop()
         admission.stopping = True
@@ -196,7 +196,7 @@ def first_release(
     return ActiveRelease.over(RingView(ring), RouterParts.read(checkpoint, frontier))
 
 
-async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _until_stopped(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
     """Return when `stop` is set. Raises ServiceError if one of `tasks` ends first: none of them should."""
     stopping = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from serving.modes import MODES, SCORING, SHAPED, TELLING
+from serving.modes import LOGPROB_MODES, MODES, SCORING, SHAPED
 from serving.modes.base import Generation, Mode
 from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, Tokenizer
 from serving.router.accounting import Account
@@ -78,7 +78,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
     tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
     for name in tells:
-        _check_taken(name, mode, TELLING)
+        _check_taken(name, mode, LOGPROB_MODES)
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
     if due_at <= monotonic():
@@ -131,9 +131,9 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
 
 def prompt_bytes(request: router_pb2.GenerateRequest) -> int:
     """Size of a request's text in bytes."""
-    told = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
-    told += len(request.prompt) + TOKEN_BYTES * len(request.prompt_tokens)
-    return told + len(request.tools.encode()) + len(request.json_schema.encode())
+    size = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
+    size += len(request.prompt) + TOKEN_BYTES * len(request.prompt_tokens)
+    return size + len(request.tools.encode()) + len(request.json_schema.encode())
 
 
 class PromptPools:
@@ -170,7 +170,7 @@ async def tokenized(
         encoding = pools.tokenized(caller, tokenizer, tokenizer.encode_chat, chat)
         prompt, account.prompt_bytes, schema = await encoding
         if schema:
-            _check_taken("tools that are strict", mode, TELLING)
+            _check_taken("tools that are strict", mode, LOGPROB_MODES)
             generation = replace(generation, json_schema=schema)
     elif generation.prompt_tokens:
         prompt = encoded(tokenizer, generation.prompt_tokens)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
-from serving.modes.auto import FAR, choose
+from serving.modes.auto import RESAMPLE_SKIPPED, choose
 from serving.modes.frontier import Forecast, Frontier, Option
 from serving.modes.tokenizer import ByteTokenizer
 from serving.router.topology import local_topology
@@ -147,7 +147,7 @@ def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
         f"resample is the first of {ORDER} that these weights allow; the router has no frontier ("
     )
     assert result.output == ask(unguided, mode="resample").output
-    assert FAR not in result.reason
+    assert RESAMPLE_SKIPPED not in result.reason
     assert "auto" in unguided.status().modes
 
 
