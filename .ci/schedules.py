@@ -68,8 +68,8 @@ class ScriptedLink(HostLink):
         ScriptedCall(self.channel, lambda call: call.connection.serves.listen(self.ring, self.opened, call), self.lost)
 
     def opened(self) -> None:
-        self.is_open, self.problem, owed, self._owed = True, "", self._owed, []
-        for session in owed:
+        self.is_open, self.problem, unreleased, self._unreleased = True, "", self._unreleased, []
+        for session in unreleased:
             self.release(session)
 
     def lost(self, why: str) -> None:
@@ -82,7 +82,7 @@ class ScriptedLink(HostLink):
             call.connection.serves.sessions.release(session)
             call.end()
 
-        ScriptedCall(self.channel, free, lambda why: self._owed.append(session))  # type: ignore[arg-type]
+        ScriptedCall(self.channel, free, lambda why: self._unreleased.append(session))  # type: ignore[arg-type]
 
     def look(self) -> bool:
         """Take note of how the host is, and of those after it. True if it will soon say more."""
