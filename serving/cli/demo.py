@@ -53,7 +53,7 @@ def run_demo(options: argparse.Namespace) -> int:
             kept = show_modes(client, is_pretrained, prompt)
         if checkpoint == SHIPPED:
             show_drawing(SHIPPED / PICTURES)
-    print("\nstopped. `onesweep run MODEL` talks with a model of your own, `onesweep up --detach` keeps hosts running.")
+    print("\nstopped. `onesweep run MODEL` chats with your own model, `onesweep up --detach` keeps hosts running.")
     return 0 if kept else 1
 
 

@@ -72,8 +72,8 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode, give a codec "
-                    f"or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
+                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode, separated by "
+                    f"colons, give a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
                     f"{', '.join(KEYS)}"
                 )
         elif name not in ORDER:

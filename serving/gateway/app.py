@@ -46,7 +46,7 @@ MAX_CONNECTIONS = 1000
 BACKLOG = 512
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
-have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
+have an object `onesweep` with further settings; answers have `onesweep.accounting`: what the text cost."""
 
 
 def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:

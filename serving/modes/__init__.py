@@ -25,7 +25,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
 COPY = "local:copy"
-NO_COPY = "the router has no copy of the hosts' model: `onesweep import` puts one beside a model that it imports"
+NO_COPY = "the router has no copy of the hosts' model: `onesweep import` adds one to a model that it imports"
 AUTO = "auto"
 # Modes that need no hosts, for text and for pictures.
 WITHOUT_HOSTS = ("local", COPY)

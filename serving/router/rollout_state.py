@@ -87,7 +87,7 @@ class RolloutState:
     def begin(self, event: str) -> None:
         """Start a deployment. Raises StatusError while another is running."""
         if self.state != "rests":
-            raise aborted("another deployment is under way: try again when it is done")
+            raise aborted("another deployment is in progress: try again when it is done")
         self.change(event)
 
     def offered(self, name: str, links: Sequence[HostLink], without: Collection[str]) -> bool:

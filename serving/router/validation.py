@@ -103,7 +103,7 @@ def check_fit(generation: Generation, mode: Mode) -> None:
     """Raise StatusError unless `mode` can do `generation`, already `tokenized` for it, before any host works."""
     generation.check_fit(mode.tokenizer, mode.positions)
     if (generation.top_k or 0) > (size := mode.tokenizer.vocabulary.size):
-        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: it has no more {mode.tokenizer.noun}")
+        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has {size} {mode.tokenizer.noun}")
     if generation.json_schema and not generation.ends and mode.tokenizer is not BYTE_TOKENIZER:
         raise failed_precondition("this model has no end-of-text token: it cannot follow a JSON schema")
     if problem := bias_problem(generation.logit_bias, mode.tokenizer.vocabulary.size):

@@ -56,7 +56,7 @@ async def test_a_deployment_is_alone_and_ends_where_it_began(state: RolloutState
     for end in ROLLOUT_STATES:
         assert end == "rests" or not {"ends", "fails"}.isdisjoint(ROLLOUT_STATES[end]), "nothing is left in between"
     state.begin("deployment begins")
-    with pytest.raises(StatusError, match="another deployment is under way"):
+    with pytest.raises(StatusError, match="another deployment is in progress"):
         state.begin("rollback begins")
     with pytest.raises(KeyError):
         state.change("requests switch")  # nothing was brought yet
