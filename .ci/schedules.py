@@ -68,8 +68,8 @@ class ScriptedLink(HostLink):
         ScriptedCall(self.channel, lambda call: call.connection.serves.listen(self.ring, self.opened, call), self.lost)
 
     def opened(self) -> None:
-        self.is_open, self.problem, owed, self._owed = True, "", self._owed, []
-        for session in owed:
+        self.is_open, self.problem, unreleased, self._unreleased = True, "", self._unreleased, []
+        for session in unreleased:
             self.release(session)
 
     def lost(self, why: str) -> None:
@@ -82,7 +82,7 @@ class ScriptedLink(HostLink):
             call.connection.serves.sessions.release(session)
             call.end()
 
-        ScriptedCall(self.channel, free, lambda why: self._owed.append(session))  # type: ignore[arg-type]
+        ScriptedCall(self.channel, free, lambda why: self._unreleased.append(session))  # type: ignore[arg-type]
 
     def look(self) -> bool:
         """Take note of how the host is, and of those after it. True if it will soon say more."""
@@ -170,20 +170,20 @@ def ask(
         taker.hear(RouterError(why, Code.UNAVAILABLE, None if "last error" in why else 250, reached=False))
 
     for each in asked:
-        yield Wait(each.pause_s, hears=False)
+        yield Wait(each.pause_s, until_event=False)
         case, begin_s, replays, status, message, had = CASES[each.case], world.loop.now_s, 0, "", "", 0
         lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
         turns = Turns(client, simulation.HURRY_S if "hurry" in lasting else simulation.PATIENCE_S)
         leaves, begun_at = "leave" in lasting, monotonic()
         end_s, end = (simulation.LEAVE_S, "LEFT") if leaves else (turns.timeout_s, "DEADLINE_EXCEEDED")
         while not status:
-            yield Wait(turns.pause_s, hears=False)
+            yield Wait(turns.pause_s, until_event=False)
             taker.inbox.clear()
             calls.append(call := ScriptedCall(channels[turns.at], partial(serve, case, turns.left_s, hear), lost))
             try:
                 while not status:
                     if not taker.inbox:
-                        yield Wait(max(begun_at + end_s - monotonic(), 0.0), hears=True)
+                        yield Wait(max(begun_at + end_s - monotonic(), 0.0), until_event=True)
                     what = taker.inbox.popleft() if taker.inbox else None
                     if isinstance(what, RouterError):
                         raise what

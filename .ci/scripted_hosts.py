@@ -169,7 +169,7 @@ class StepTaker:
             self.hears, self.waits = False, wait + 1
             CALLER.set(self.caller)
             if (due := next(self.steps, None)) is not None:
-                self.hears = due.hears
+                self.hears = due.until_event
                 call_later(self.process, due.seconds, self.go, self.waits)
 
     def hear(self, *event: Any) -> None:  # noqa: ANN401

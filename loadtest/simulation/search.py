@@ -151,7 +151,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
     begun = [each for each in answers if each.text.startswith(outcome.text)]
     lies = [fault for fault in schedule.faults if fault.kind == "lie"]
-    if "bytes a day" in outcome.message or (outcome.status == "DATA_LOSS" and lies):
+    if "bytes per day" in outcome.message or (outcome.status == "DATA_LOSS" and lies):
         return "refused"  # the client knows that the text is wrong
     if not begun or (is_whole and outcome.text != begun[0].text) or not outcome.previews <= begun[0].previews:
         return "wrong"

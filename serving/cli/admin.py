@@ -22,20 +22,20 @@ SIGNER = "signer"  # signs releases with a key, and has no certificate
 
 def add_certs_init(init: argparse.ArgumentParser) -> None:
     _add_common(init, AUTHORITY_DAYS)
-    init.add_argument("--force", action="store_true", help="replace the one that is there")
+    init.add_argument("--force", action="store_true", help="replace an existing one")
 
 
 def add_certs_issue(action: argparse.ArgumentParser) -> None:
     roles = (HOST, ROUTER, CLIENT, SIGNER)
-    action.add_argument("role", metavar="ROLE", choices=roles, help=f"{', '.join(roles)}: whose it is")
+    action.add_argument("role", metavar="ROLE", choices=roles, help=f"one of {', '.join(roles)}")
     action.add_argument("name", metavar="NAME")
     _add_common(action, LEAF_DAYS)
-    action.add_argument("--address", action="append", default=[], metavar="HOST", help="IP or name that others dial")
-    action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
+    action.add_argument("--address", action="append", default=[], metavar="HOST", help="IP or name to connect to")
+    action.add_argument("--force", action="store_true", help="replace an existing one, with a new key")
 
 
 def add_certs_renew(renew: argparse.ArgumentParser) -> None:
-    renew.add_argument("names", metavar="NAME", nargs="*", help="default: all that are there")
+    renew.add_argument("names", metavar="NAME", nargs="*", help="default: all in --dir")
     _add_common(renew, LEAF_DAYS)
 
 
@@ -44,8 +44,8 @@ def run_certs_init(options: argparse.Namespace) -> int:
     from stages.wire.certificates import Authority, expiry
 
     authority = Authority.create(options.dir, options.days, options.force)
-    print(f"{options.dir / 'ca.pem'}: {expiry(authority.until)}; give it to everybody")
-    print(f"{options.dir / 'ca.key'}: signs certificates; keep it here, and nowhere else")
+    print(f"{options.dir / 'ca.pem'}: {expiry(authority.until)}; copy it to every machine")
+    print(f"{options.dir / 'ca.key'}: signs certificates; keep it on this machine only")
     return 0
 
 
@@ -55,8 +55,8 @@ def run_certs_issue(options: argparse.Namespace) -> int:
 
     if options.role == SIGNER:
         public = make_signer(options.dir, options.name, options.force)
-        print(f"{public.with_suffix('.key')}: signs releases (`onesweep sign`); keep it here, and nowhere else")
-        print(f"{public}: its public key; add it to the file that routers and hosts have as `signers`")
+        print(f"{public.with_suffix('.key')}: signs releases (`onesweep sign`); keep it on this machine only")
+        print(f"{public}: its public key; add it to the `signers` file of routers and hosts")
         return 0
     leaf = Authority.open(options.dir).issue(
         Identity(options.role, options.name), options.address, options.days, options.force
@@ -73,7 +73,7 @@ def run_certs_renew(options: argparse.Namespace) -> int:
     authority = Authority.open(options.dir)
     names = options.names or authority.names()
     if not names:
-        raise InputError(f"there is nothing to renew in {options.dir}")
+        raise InputError(f"nothing to renew in {options.dir}")
     failed = 0
     for name in names:
         try:
@@ -119,8 +119,8 @@ def _print_leaf(leaf: Leaf) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, days: int) -> None:
-    parser.add_argument("--dir", type=Path, default=Path("certs"), metavar="DIR", help="where they are (certs)")
-    parser.add_argument("--days", type=int, default=days, metavar="N", help=f"how long it is valid ({days})")
+    parser.add_argument("--dir", type=Path, default=Path("certs"), metavar="DIR", help="certificate directory (certs)")
+    parser.add_argument("--days", type=int, default=days, metavar="N", help=f"days until it expires ({days})")
 
 
 def check_installed() -> None:
@@ -140,10 +140,10 @@ def add_token_add(add: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--scope", default=DEFAULT_SCOPES, metavar="S[,S]", help=f"generate, status, work, admin ({DEFAULT_SCOPES})"
     )
-    add.add_argument("--rate", type=float, metavar="R", help="requests a second (any)")
-    add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
-    add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes of prompts and texts a day (any)")
-    add.add_argument("--out", type=Path, metavar="FILE", help="write the token there, for its owner alone (prints it)")
+    add.add_argument("--rate", type=float, metavar="R", help="requests per second (unlimited)")
+    add.add_argument("--concurrent", type=int, metavar="N", help="concurrent requests (unlimited)")
+    add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes of prompts and texts per day (unlimited)")
+    add.add_argument("--out", type=Path, metavar="FILE", help="private file for the token (prints it)")
     add_token_list(add)
 
 
@@ -159,28 +159,28 @@ def run_token_add(options: argparse.Namespace) -> int:
     with lock_beside(options.tokens):
         keys = read_tokens(options.tokens) if options.tokens.exists() else ()
         if any(other.name == key.name for other in keys):
-            raise InputError(f"{options.tokens} has a key {key.name} already: remove it first, or take another name")
+            raise InputError(f"{options.tokens} already has a key {key.name}: remove it first, or choose another name")
         if options.out is not None:
             if options.out.exists():
-                raise InputError(f"{options.out} is there already: name another file, or remove it")
+                raise InputError(f"{options.out} already exists: name another file, or remove it")
             write_file(options.out, f"{token}\n".encode())
         write_tokens(options.tokens, [*keys, replace(key, sha256=token_hash(token))])
     if options.out is None:
         print(token)
         return 0
-    print(f"{options.out}: the token of {options.name}; commands take it with --token-file {options.out}")
+    print(f"{options.out}: the token of {options.name}; pass it to commands with --token-file {options.out}")
     return 0
 
 
 def run_token_list(options: argparse.Namespace) -> int:
     for key in read_tokens(options.tokens):
         limits = [
-            f"{key.rate:g} a second" if key.rate else "",
-            f"{key.concurrent} at once" if key.concurrent else "",
-            f"{key.bytes_per_day} bytes a day" if key.bytes_per_day else "",
+            f"{key.rate:g} requests/s" if key.rate else "",
+            f"{key.concurrent} concurrent" if key.concurrent else "",
+            f"{key.bytes_per_day} bytes/day" if key.bytes_per_day else "",
         ]
-        said = ", ".join(limit for limit in limits if limit) or "no limits"
-        print(f"{key.name:16} {','.join(key.scopes):24} {said}")
+        shown = ", ".join(limit for limit in limits if limit) or "no limits"
+        print(f"{key.name:16} {','.join(key.scopes):24} {shown}")
     return 0
 
 
@@ -190,12 +190,12 @@ def run_token_remove(options: argparse.Namespace) -> int:
         left = [key for key in keys if key.name != options.name]
         if len(left) == len(keys):
             names = ", ".join(key.name for key in keys) or "none"
-            raise InputError(f"{options.tokens} has no key {options.name!r}; there are: {names}")
+            raise InputError(f"{options.tokens} has no key {options.name!r}; it has: {names}")
         write_tokens(options.tokens, left)
     print(f"removed {options.name}; {len(left)} left")
     return 0
 
 
 def add_token_list(parser: argparse.ArgumentParser) -> None:
-    what = "what `onesweep router` or `onesweep train coordinate` is given"
+    what = "token file of a router or coordinator"
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)

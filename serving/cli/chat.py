@@ -32,10 +32,10 @@ PREFERRED = ("auto", "ar-speculative", "ar", "chunked", "sweep")
 MAX_TOKENS = 512
 PROMPT = "> "
 HELP = """\
-/mode [M]  the mode of the next answers; without M, those that are served
-/stats     what the last answer cost
+/mode [M]  mode of the next answers; without M, list the served modes
+/stats     cost of the last answer
 /reset     forget the conversation
-/quit      leave, as Ctrl-D does; Ctrl-C ends an answer"""
+/quit      quit, like Ctrl-D; Ctrl-C stops an answer"""
 
 
 def tell(note: object = "") -> None:
@@ -48,10 +48,10 @@ class ChatSettings:
     """Settings of every answer; the router chooses those that are None."""
 
     system: str = setting("", "instructions before the conversation", metavar="TEXT")
-    mode: str | None = setting(None, "how answers are made", shown="the best that is served", metavar="M")
-    max_tokens: int | None = setting(None, "longest answer", shown=f"{MAX_TOKENS}, or half the context", least=1)
-    temperature: float | None = setting(None, "0 = most likely", shown="0.8", metavar="T")
-    seed: int = setting(0, "another one gives other answers", metavar="S")
+    mode: str | None = setting(None, "mode of the answers", shown="the best one served", metavar="M")
+    max_tokens: int | None = setting(None, "tokens per answer", shown=f"{MAX_TOKENS}, or half the context", least=1)
+    temperature: float | None = setting(None, "0 = greedy", shown="0.8", metavar="T")
+    seed: int = setting(0, "another seed gives other answers", metavar="S")
 
     @property
     def request(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def add_chat(chat: argparse.ArgumentParser) -> None:
 
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    about = "answer it once; - reads standard input (a conversation)"
+    about = "answer it and exit; - reads standard input (starts a conversation)"
     parser.add_argument("prompt", nargs="?", type=prompt_of, metavar="PROMPT", help=about)
     add_flags(parser, ChatSettings)
 
@@ -130,10 +130,10 @@ class Chat:
         found = run_interruptible(status())
         modes = list(found.modes)
         if found.HasField("pictures"):
-            raise InputError(f"there is nobody to talk with: {PICTURES_SERVED}")
+            raise InputError(f"no model to chat with: {PICTURES_SERVED}")
         if not modes:
             why = unready_words(found) or "it has no weights"
-            raise InputError(f"the router serves no mode that could answer: {why}")
+            raise InputError(f"the router serves no mode that can answer: {why}")
         if settings.max_tokens is None:
             settings = replace(settings, max_tokens=max(1, min(MAX_TOKENS, found.context_tokens // 2)))
         chat = cls(open_client, settings, "", modes, found.chat)
@@ -209,9 +209,9 @@ class Conversation:
         if self._has_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - lines can be edited, and called back
-        tell(f"mode {chat.mode}; /help lists the commands, Ctrl-D leaves")
+        tell(f"mode {chat.mode}; /help lists the commands, Ctrl-D quits")
         if not chat.has_template:
-            tell("this model has no chat template: it continues each text that you type, and knows of none before")
+            tell("this model has no chat template: it continues each text on its own, without the earlier ones")
         warned = False
         for number in itertools.count(1):
             try:
@@ -227,7 +227,7 @@ class Conversation:
                 if self._has_terminal:
                     tell()
                 elif self._unanswered:  # a script sees only the exit code
-                    raise OnesweepError(f"lines without an answer: {', '.join(self._unanswered)}") from None
+                    raise OnesweepError(f"unanswered lines: {', '.join(self._unanswered)}") from None
                 return
             except Terminated:  # before its base class: only Ctrl-C lets the conversation continue
                 raise
@@ -238,7 +238,7 @@ class Conversation:
                 if warned:
                     return
                 warned = True
-                tell("(Ctrl-C again, Ctrl-D or /quit leaves)")
+                tell("(Ctrl-C again, Ctrl-D or /quit quits)")
 
     def _answer(self, line: str, number: int) -> None:
         from serving.client.client import RequestRefused
@@ -263,12 +263,12 @@ class Conversation:
                 case ["mode", mode]:
                     chat.take_mode(mode)
                 case ["stats"]:
-                    tell("\n".join(cost_lines(chat.last)) if chat.last else "no answer came to its end yet")
+                    tell("\n".join(cost_lines(chat.last)) if chat.last else "no answer has finished yet")
                 case ["reset"]:
                     chat.reset()
-                    tell("the conversation is forgotten")
+                    tell("conversation forgotten")
                 case _:
-                    raise InputError(f"no command {line}; /help lists them")
+                    raise InputError(f"unknown command {line}; /help lists the commands")
         except InputError as error:
             self._unanswered.append(str(number))
             tell(error)

@@ -80,11 +80,11 @@ _CERTS = _family(
 )
 _TOKEN = _family(
     "token",
-    "make and remove the tokens of those who may ask a router",
+    "make and remove the access tokens of a router",
     "serving.cli.admin:token_",
     ("add", "make a token, and print it once", "alice --tokens tokens.toml"),
     ("list", "list names, scopes and limits", "--tokens tokens.toml"),
-    ("remove", "remove a token; requests that bring it are refused from then on", "alice --tokens tokens.toml"),
+    ("remove", "remove a token; requests with it are refused from then on", "alice --tokens tokens.toml"),
 )
 _TRAIN = _family(
     "train",
@@ -92,16 +92,16 @@ _TRAIN = _family(
     "trainer.commands:",
     ("text", "train a model of text: a chain's blocks one at a time, or a pipeline", "chain --data corpus/"),
     ("pictures", "train nets that draw", "chain --data fashion.npz"),
-    ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
+    ("tokenizer", "make a tokenizer, for --tokenizer of the others", "--data corpus/"),
     ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
     "trainer.rounds.commands:",
     (
         "coordinate",
-        "give out a model's parts to workers, and merge what they learn",
+        "hand out a model's parts to workers, and merge their updates",
         "--config run.toml --data corpus/ --listen 10.8.0.9:7800",
     ),
     ("work", "train one part of a model for a coordinator", "--coordinator 10.8.0.9:7800 --data corpus/"),
-    ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
+    ("status", "watch a coordinator's run: parts, workers, and which are late", "10.8.0.9:7800"),
     ("simulate", "compare ways of merging, with workers on this machine", "--vary steps_per_round=10,100"),
     ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
 )
@@ -112,7 +112,7 @@ _BENCH = Family(
         "cost": _commands(
             "loadtest.benches:",
             ("host", "a sweep on top of the model, batching, idle servers", ""),
-            ("peers", "a model's arithmetic beside llama.cpp's", "--checkpoint smollm2 --source model.gguf"),
+            ("peers", "a model's arithmetic against llama.cpp's", "--checkpoint smollm2 --source model.gguf"),
         ),
         "latency": _commands(
             "loadtest.benches:",
@@ -125,7 +125,7 @@ _BENCH = Family(
         ),
         "quality": _commands(
             "loadtest.benches:",
-            ("quality", "quality of each mode's text or pictures, and the file of mode auto", "--prompts texts/"),
+            ("quality", "quality of each mode's text or pictures, and the frontier of mode auto", "--prompts texts/"),
         ),
     },
 )
@@ -133,7 +133,7 @@ _WAN = _family(
     "wan",
     "emulate hosts that are far apart, on this machine (Linux, root)",
     "loadtest.lab.commands:wan_",
-    ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
+    ("up", "make the network; it lasts until Ctrl-C", "--profile links-60"),
     ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
 )
 
@@ -143,15 +143,15 @@ ROOT = Family(
     {
         "start": _commands(
             "serving.cli.models:",
-            ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
+            ("run", "chat with your own model, over hosts started here", "model.gguf"),
             "serving.cli.remote:",
             (
                 "serve",
-                "serve a model over machines that join, with API and page; prints a ticket",
+                "serve a model over machines that join, with an API and a web page; prints a ticket",
                 "model.gguf --wait 2",
             ),
             "serving.cli.machines:",
-            ("join", "have this machine hold a part of somebody's model, with a ticket", "TICKET"),
+            ("join", "let this machine serve part of a model, with a ticket", "TICKET"),
             "serving.cli.serve:",
             ("up", "start hosts and a router on this machine", "--detach"),
             ("down", "stop what `up --detach` started", ""),
@@ -161,7 +161,7 @@ ROOT = Family(
             "serving.cli.serve:",
             ("host", "run one host of a topology", "host-1 --topology topology.toml"),
             ("router", "run the router of a topology", "--topology topology.toml"),
-            ("http", "serve an OpenAI-compatible API and a page, in front of a router", "--listen 127.0.0.1:7780"),
+            ("http", "serve an OpenAI-compatible API and a web page, in front of a router", "--listen 127.0.0.1:7780"),
         ),
         "ask": _commands(
             "serving.cli.generate:",
@@ -170,7 +170,7 @@ ROOT = Family(
             "serving.cli.draw:",
             ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png"),
             "serving.cli.chat:",
-            ("chat", "talk with the model that a router serves", ""),
+            ("chat", "chat with the model that a router serves", ""),
         ),
         "models": _commands(
             "serving.cli.models:",
@@ -181,10 +181,10 @@ ROOT = Family(
         ),
         "operate": _commands(
             "serving.cli.serve:",
-            ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
-            ("deploy", "change the weights under a running service, or take that back", "new-weights"),
+            ("doctor", "measure every hop of a ring, and suggest a fix for each bad one", ""),
+            ("deploy", "deploy new weights to a running service, or roll back", "new-weights"),
             "serving.cli.remote:",
-            ("invite", "make and revoke tickets of what is served from here", "paris --days 7"),
+            ("invite", "make and revoke tickets for the model served from here", "paris --days 7"),
             "serving.cli.admin:",
             ("sign", "sign weights before they are deployed", "new-weights --key certs/ada.key"),
             _CERTS,

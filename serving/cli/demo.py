@@ -27,7 +27,7 @@ PICTURES, PICTURE = "pictures", "ankle boot"
 # from black to white on a dark terminal
 SHADES = " .:-=+*#%@"
 EXACT, SAME = "ar", "ar-speculative"
-TINY = "The weights are tiny: their texts show what each way of writing costs and keeps, not what a good model writes."
+TINY = "The weights are tiny: the texts show what each mode costs and preserves, not what a good model writes."
 
 
 def add_demo(demo: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run_demo(options: argparse.Namespace) -> int:
             kept = show_modes(client, is_pretrained, prompt)
         if checkpoint == SHIPPED:
             show_drawing(SHIPPED / PICTURES)
-    print("\nstopped. `onesweep run MODEL` talks with a model of your own, `onesweep up --detach` keeps hosts running.")
+    print("\nstopped. `onesweep run MODEL` chats with your own model, `onesweep up --detach` keeps hosts running.")
     return 0 if kept else 1
 
 
@@ -88,7 +88,7 @@ def show_drawing(bundle: Path) -> None:
         shown: list[DrawnPictures] = []
         drawn = client.draw(PICTURE, seed=SEED, preview=shown.append)
     stages = [*sorted(shown, key=lambda each: each.block or 0), drawn]
-    print(f"\n`{PICTURE}`, drawn in one trip from noise, as it clears from host to host:\n")
+    print(f"\n`{PICTURE}`, drawn in one trip, as the noise clears from host to host:\n")
     columns = [_characters(stage) for stage in stages]
     print("\n".join("   ".join(row).rstrip() for row in zip(*columns, strict=True)))
     seconds, size = drawn.latency_ms / 1000, max(drawn.wire_bytes)

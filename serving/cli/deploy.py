@@ -16,7 +16,7 @@ from stages.errors import CheckpointError, InputError
 
 Show = Callable[[str], object]
 OpenClient = Callable[[], AsyncClient]
-_Told = AsyncGenerator[router_pb2.DeployProgress, None]
+_Progress = AsyncGenerator[router_pb2.DeployProgress, None]
 SWITCHED = "some routers may serve the release already: deploy it again"
 
 
@@ -47,7 +47,7 @@ async def deploying(
     """Have all routers of a client exchange their weights, or none; `show` gets lines for people. The first router
     tries the release. Raises RequestRefused or RouterError."""
     async with open_client() as client, AsyncExitStack() as calls:
-        begun, together = list[tuple[_Told, ReleaseTransfer, asyncio.Event]](), len(client.addresses) > 1
+        begun, together = list[tuple[_Progress, ReleaseTransfer, asyncio.Event]](), len(client.addresses) > 1
 
         async def requests(delivery: ReleaseTransfer, go: asyncio.Event) -> AsyncIterator[router_pb2.DeployRequest]:
             tried = delivery is not begun[0][1]
@@ -59,8 +59,8 @@ async def deploying(
 
         for at in range(len(client.addresses)):
             delivery = ReleaseTransfer(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
-            told = client.exchange(requests(delivery, go := asyncio.Event()), timeout_s, at)
-            begun.append((await calls.enter_async_context(aclosing(told)), delivery, go))
+            stream = client.exchange(requests(delivery, go := asyncio.Event()), timeout_s, at)
+            begun.append((await calls.enter_async_context(aclosing(stream)), delivery, go))
             calls.callback(delivery.close)
         # no router switches before all are ready: a failure ends the calls to the others, and they revert
         ready = [await _switch(show, *each) for each in begun]
@@ -83,16 +83,16 @@ async def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> ro
 def line_of(switch: router_pb2.Switch) -> str:
     """A line for a terminal about a finished deployment."""
     if not switch.changed:
-        return f"release {switch.release} is served already: nothing to do"
+        return f"release {switch.release} is already served: nothing to do"
     return f"new requests use release {switch.release}; before: {switch.previous} (onesweep deploy --rollback)"
 
 
 async def _switch(
-    show: Show, told: _Told, delivery: ReleaseTransfer | None = None, go: asyncio.Event | None = None
+    show: Show, stream: _Progress, delivery: ReleaseTransfer | None = None, go: asyncio.Event | None = None
 ) -> router_pb2.Switch:
     """The result of an exchange; empty for a router that is only prepared. Raises RouterError or InputError."""
     try:
-        async for progress in told:
+        async for progress in stream:
             match progress.WhichOneof("step"):
                 case "switch" | "prepared":
                     return progress.switch
@@ -106,4 +106,4 @@ async def _switch(
         if delivery is not None and delivery.failure:
             raise InputError(str(delivery.failure)) from None
         raise
-    raise RouterError("the router ended the answer without a result", grpc.StatusCode.INTERNAL)
+    raise RouterError("the router closed the stream without a result", grpc.StatusCode.INTERNAL)

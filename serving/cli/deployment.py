@@ -46,16 +46,16 @@ STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
 # How long processes may take to be ready, and how many bytes of weights they read, check and lay out in a second, on a
 # busy machine. A process that dies ends the wait.
-READY_S, LOADED_BYTES_S, RAN_S = 60.0, 5e6, 5.0  # RAN_S: a router that ends sooner than this would end again
+READY_S, LOADED_BYTES_S, MIN_RUN_S = 60.0, 5e6, 5.0  # MIN_RUN_S: a router that ends sooner than this would end again
 LOG_LINES = 5
-NO_TOKEN = "not ready, and it tells only those with a token why"
-SILENT = "it takes connections and says nothing"
-LACKING = "are on no machine: one with"  # ends advice about blocks: waiting does not help there
+NO_TOKEN = "not ready; only callers with a token see why"
+SILENT = "it accepts connections but does not answer"
+NO_HOLDER = "are on no machine: invite one with"  # ends advice about blocks: waiting does not help there
 # Turns a process's name and command into the command that runs it in its place.
 Place = Callable[[str, list[str]], list[str]]
 
 
-class NothingUp(OnesweepError):
+class NoDeployment(OnesweepError):
     """No deployment is running."""
 
 
@@ -171,7 +171,7 @@ class Deployment:
     def stop_visibly(self) -> None:
         """`stop` one process after the other for a person who waits: a second signal would kill them all at once."""
         with contextlib.suppress(OSError):  # the reader has gone, as with `2>&1 | head`
-            ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
+            ProgressLine().say("stopping the router, which finishes its requests, then the hosts; Ctrl-C kills them")
         with lock_beside(self.directory / RECORD):
             self.stop()
 
@@ -208,10 +208,10 @@ class Deployment:
         lines = (self.directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
         if asked := [line for line in lines[-LOG_LINES:] if ASKED_TO_END in line]:
             return asked[-1][asked[-1].index(ASKED_TO_END) :]
-        if lines and (said := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
-            return lines[-1][said.end() :]
+        if lines and (prefix := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
+            return lines[-1][prefix.end() :]
         is_silent = not lines or re.search(r"^[-\d]+ [:,\d]+ (INFO|WARNING) |: ready$", lines[-1])
-        return "without a word: killed, for lack of memory perhaps" if is_silent else " ".join(lines[-LOG_LINES:])
+        return "without a message: killed, perhaps out of memory" if is_silent else " ".join(lines[-LOG_LINES:])
 
 
 def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
@@ -219,8 +219,8 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
     while True:
         try:
             status = client.status(within_s)
-            lacking = [line for line in status.advice if LACKING in line]
-            yield "" if status.ready else "; ".join(lacking) or unready_words(status) or "not ready"
+            unheld = [line for line in status.advice if NO_HOLDER in line]
+            yield "" if status.ready else "; ".join(unheld) or unready_words(status) or "not ready"
         except RequestRefused:
             yield "" if client.serves(within_s) else NO_TOKEN
         except RouterError as error:
@@ -259,7 +259,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
         return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
-        raise InputError(f"several routers are up: name one with --router (of doctor with --topology): {names}")
+        raise InputError(f"several routers are up: name one with --router (for doctor: --topology): {names}")
     return running[0] if running else None
 
 
@@ -269,8 +269,8 @@ def new_directory(topology: Topology) -> Path:
     for other in running_deployments():
         if topology.addresses & other.topology.addresses:
             raise ServiceError(
-                f"a deployment is up already (router {other.topology.router}, in {other.directory}): `onesweep down` "
-                "ends it; for a second one give another --port, or a topology of other addresses"
+                f"a deployment is already up (router {other.topology.router}, in {other.directory}): `onesweep down` "
+                "stops it; for a second one give another --port, or a topology with other addresses"
             )
     return own_token_path(topology.router).with_suffix("")
 
@@ -300,11 +300,11 @@ def present(
     http: str | None,
     progress: ProgressLine,
     note: str = "",
-    tend: Callable[[Deployment], object] | None = None,
+    supervise: Callable[[Deployment], object] | None = None,
 ) -> None:
     """Print where everything is once it is ready, and watch it; stop it if that fails. Raises OnesweepError.
 
-    :param tend: called each second; None: do not watch it."""
+    :param supervise: called each second; None: do not watch it."""
     try:
         deployment.wait_ready(progress.at)
         deadline = time.monotonic() + READY_S
@@ -312,23 +312,23 @@ def present(
             deployment.check_alive()
             if time.monotonic() > deadline:
                 raise ServiceError(
-                    f"nobody listens at {http} after {READY_S:.0f} s; logs are in {deployment.directory}"
+                    f"nothing listens at {http} after {READY_S:.0f} s; logs are in {deployment.directory}"
                 )
             time.sleep(POLL_S)
         progress.close()
         lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
         print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
-        if tend:
-            watch(deployment, tend)
+        if supervise:
+            watch(deployment, supervise)
     except BaseException:
         deployment.stop_visibly()
         raise
 
 
-def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
+def watch(deployment: Deployment, supervise: Callable[[Deployment], object]) -> None:
     """Return at Ctrl-C, with everything stopped. Restarts a host that ends by itself if others hold its blocks, and the
-    router and gateway of joined machines if they ran for RAN_S; otherwise raises ServiceError."""
+    router and gateway of joined machines if they ran for MIN_RUN_S; otherwise raises ServiceError."""
     replicated = deployment.topology.replicated
     since = {} if deployment.lifelines is None else dict.fromkeys((ROUTER, HTTP), time.monotonic())
     with contextlib.suppress(KeyboardInterrupt):
@@ -336,12 +336,12 @@ def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
         while True:
             time.sleep(1)
             for name in deployment.ended():
-                if name in replicated or time.monotonic() - since.get(name, time.monotonic()) > RAN_S:
-                    print(f"{name} ended and is started again; see its log", flush=True)
+                if name in replicated or time.monotonic() - since.get(name, time.monotonic()) > MIN_RUN_S:
+                    print(f"{name} exited and is being restarted; see its log", flush=True)
                     deployment.revive(name)
                     since[name] = time.monotonic()
             deployment.check_alive()
-            tend(deployment)
+            supervise(deployment)
     deployment.stop_visibly()
 
 

@@ -22,8 +22,8 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("classes", nargs="*", metavar="CLASS", help="a class or its number")
     parser.add_argument("--all", action="store_true", help="all classes")
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="new PNG file")
-    parser.add_argument("--compare", action="store_true", help="a row a mode: the same pictures in every one")
-    parser.add_argument("--previews", action="store_true", help="a row a host: how the pictures clear")
+    parser.add_argument("--compare", action="store_true", help="the same pictures in every mode, one row each")
+    parser.add_argument("--previews", action="store_true", help="how the pictures clear, one row per host")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_router_options(parser)
     add_wait(parser)
@@ -40,7 +40,7 @@ def run_draw(options: argparse.Namespace) -> int:
     if options.out.suffix.lower() != ".png":
         raise InputError(f"--out {options.out}: pictures are written as PNG; give a name that ends in .png")
     if options.out.exists():
-        raise InputError(f"{options.out} is there already: name another file, or remove it")
+        raise InputError(f"{options.out} already exists: name another file, or remove it")
     check_destination(options.out, "--out")
     names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "timeout_s")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -48,7 +48,7 @@ def run_draw(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         status = client.status() if options.all or options.compare else None
         if status is not None and not status.HasField("pictures"):
-            raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
+            raise InputError(f"the router at {client.address} serves no model that draws: serve a picture bundle")
         classes = tuple(options.classes) or tuple(status.pictures.classes if status else ())
         # A row holds the pictures of one class, or with one picture each, all classes.
         columns = settings.get("pictures", 1) if settings.get("pictures", 1) > 1 else len(classes)
@@ -92,8 +92,13 @@ def _table(results: list[DrawnPictures]) -> str:
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
     import numpy as np
 
-    from stages.checkpoint.files import replace_file
+    from stages.checkpoint.files import staged_file
 
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1
-    replace_file(path, lambda file: DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG"))
+    with staged_file(path, lambda file: DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")) as staged:
+        try:
+            path.open("xb").close()  # take the name first: a rename would replace a file that came while we drew
+        except FileExistsError:
+            raise InputError(f"{path} appeared while drawing and is left as it is: draw to another file") from None
+        staged.replace(path)

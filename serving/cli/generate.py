@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.parser import gone, prompt_of
+from serving.cli.parser import prompt_of, removed_hint
 from serving.client.result import HostsLost, Result, unready_words
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A command imports modules that need gRPC only when it runs.
 
 WAIT_S, ANSWER_S = 120.0, 2.0
-LOST_S = 5.0  # a router's own wait for a host, which is enough for a restart
+LOST_WAIT_S = 5.0  # a router's own wait for a host, which is enough for a restart
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    what = "for a router that is not there yet, or whose hosts load weights (120 for these)"
+    what = "for a router that is not up yet, or is still loading weights (120 for the latter)"
     parser.add_argument("--wait", type=float, metavar="S", help=what)
 
 
@@ -48,9 +48,9 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     """Return when the router can serve these modes, or after --wait; its answer to a request then says why not.
 
     Without --wait, there is no wait if no router answers and none was started here, if it wants another token, or if no
-    machine holds some blocks, and at most LOST_S for a host that does not run. Raises OnesweepError if a request would
-    learn no more."""
-    from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of, deployment_here
+    machine holds some blocks, and at most LOST_WAIT_S for a host that does not run. Raises OnesweepError if a request
+    would learn no more."""
+    from serving.cli.deployment import NO_HOLDER, NO_TOKEN, SILENT, NoDeployment, answers_of, deployment_here
     from serving.cli.machines import served_here
     from serving.cli.servers import ROUTER
 
@@ -60,32 +60,32 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     max_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
     deadline, answer_s = time.monotonic() + max_s, min(ANSWER_S, max_s or ANSWER_S)
     here = deployment_here(options.router)
-    may_come = options.wait is not None or here is not None
+    can_wait = options.wait is not None or here is not None
     ended = here.ended().get(ROUTER) if here is not None and options.wait is None else None
-    lost_until = math.inf
+    give_up_at = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
             # any answering router serves the modes without hosts, and perhaps a text within a budget
             alone = reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS}
-            hurries = isinstance(reason, HostsLost) and getattr(options, "budget_ms", None)
-            if reason in ("", NO_TOKEN) or alone or hurries:
+            has_budget = isinstance(reason, HostsLost) and getattr(options, "budget_ms", None)
+            if reason in ("", NO_TOKEN) or alone or has_budget:
                 return
             if reason is None and ended:  # a replacement would answer
                 remedy = "`onesweep down`, then the same `onesweep up` again"
-                raise ServiceError(f"the router at {client.address} ended: {ended}; {remedy}")
-            said = reason or served_here(options.router)
-            lost_until = min(lost_until, time.monotonic() + LOST_S) if isinstance(said, HostsLost) else math.inf
-            is_lost = time.monotonic() > lost_until and options.wait is None
-            is_in_vain = (reason is None and not may_come) or (LACKING in said and options.wait is None) or is_lost
-            if time.monotonic() < deadline and not is_in_vain:
-                progress.at(f"waiting for the router at {client.address}: {said or 'it does not answer yet'}")
-            elif said and reason is None:
-                raise NothingUp(said)
-            elif LACKING in said or is_lost:
-                raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
+                raise ServiceError(f"the router at {client.address} exited: {ended}; {remedy}")
+            why = reason or served_here(options.router)
+            give_up_at = min(give_up_at, time.monotonic() + LOST_WAIT_S) if isinstance(why, HostsLost) else math.inf
+            is_lost = time.monotonic() > give_up_at and options.wait is None
+            is_hopeless = (reason is None and not can_wait) or (NO_HOLDER in why and options.wait is None) or is_lost
+            if time.monotonic() < deadline and not is_hopeless:
+                progress.at(f"waiting for the router at {client.address}: {why or 'it does not answer yet'}")
+            elif why and reason is None:
+                raise NoDeployment(why)
+            elif NO_HOLDER in why or is_lost:
+                raise ServiceError(f"the router at {client.address} cannot answer requests now: {why}")
             elif reason == SILENT:
-                remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
-                silence = f"does not answer in {max(max_s, answer_s):g} s: {said}"
+                remedy = "it hangs, or another program uses its port: see what listens there, and restart it"
+                silence = f"does not answer in {max(max_s, answer_s):g} s: {why}"
                 raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
             else:
                 return
@@ -135,7 +135,7 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
-    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,sweep:steps=16 (all that can be served)")
+    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,sweep:steps=16 (all served modes)")
     compare.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -151,7 +151,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - a request's settings
     """Raise InputError for settings that no router accepts, before anything is started or waited for."""
     if mode is not None and mode not in MODES:
-        raise InputError(f"unknown mode {quoted(mode)}{gone(mode)}{one_of(mode, MODES)}")
+        raise InputError(f"unknown mode {quoted(mode)}{removed_hint(mode)}{one_of(mode, MODES)}")
     if settings.get("prompt") == "":
         raise InputError("the prompt is empty: give at least one byte of text")
     Request(mode=mode or "", **settings).message()
@@ -172,7 +172,7 @@ async def _generate(options: argparse.Namespace) -> int:
     async with async_client_of(options) as client:
         with ExitStack() as waiting:
             if options.mode == COPY:
-                waiting.enter_context(ticking("waiting for the first words; a router loads the copy when it is asked"))
+                waiting.enter_context(ticking("waiting for the first text; a router loads the copy on first use"))
             if options.json:
                 print(json.dumps((await client.generate(options.prompt, mode=options.mode, **settings)).as_json()))
                 return 0
@@ -197,12 +197,12 @@ def run_compare(options: argparse.Namespace) -> int:
             status = client.status()
             if not status.ready:
                 why = unready_words(status) or "it has no hosts"
-                raise ServiceError(f"nothing can be compared, the router is not ready: {why}")
+                raise ServiceError(f"cannot compare modes, the router is not ready: {why}")
             if status.HasField("pictures"):
-                raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
+                raise ServiceError("this model writes no text: compare its pictures with `onesweep draw --compare`")
             variants = all_variants(status, options.scorer)
             if COPY not in status.modes:
-                print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
+                print(f"{COPY} is skipped: {NO_COPY}", file=sys.stderr)
         for name, value in settings.items():  # a setting that only some variants accept is dropped for the others
             given = {"max_distance": settings.get("max_distance"), name: value}
             if all(problems := [mode_problem(variant.mode, given) for variant in variants]) and problems:
@@ -223,8 +223,8 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
 def cost_lines(result: Result) -> Iterator[str]:
     """Yield the cost of a text in one or more lines, and the reason for its mode."""
     tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
-    guesses = f", {result.accepted} of {result.drafted} guesses right" if result.drafted else ""
-    cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
+    guesses = f", {result.accepted} of {result.drafted} draft tokens accepted" if result.drafted else ""
+    cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens cached"
     yield (
         f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}{guesses}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "

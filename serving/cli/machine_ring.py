@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc.aio
 
 from serving.cli.deploy import read_release
-from serving.cli.deployment import LACKING, Deployment
+from serving.cli.deployment import NO_HOLDER, Deployment
 from serving.cli.servers import RELEASES, ROUTER, TOPOLOGY
 from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
@@ -36,7 +36,7 @@ from stages.wire.tls import Security
 ANSWER_S = 10.0  # for the answer to Describe
 POLL_S = 0.2
 GONE_S = 60.0  # absence after which others take a machine's blocks; one that announces its end is gone at once
-AGAIN_S = 30.0  # pause before a failed change of the ring is tried again
+RETRY_S = 30.0  # pause before a failed change of the ring is tried again
 ORDER_NAME = "order.json"  # file in a run's directory with the machines of its last ring
 
 
@@ -54,7 +54,7 @@ class MachineRing:
         self._seen = dict[str, float]()  # when each machine was last present, by the monotonic clock
         self._settled: object = None  # the machines of the current ring
         self._failed: object = None  # the machines with which the last change failed
-        self._again_at, self._said = 0.0, set[str]()
+        self._retry_at, self._reported = 0.0, set[str]()
 
     async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
         """Machines in ring order, by the delays that they measure. Raises ServiceError that names those that do not
@@ -86,8 +86,7 @@ class MachineRing:
                 await link.relay.warm(0)
             to_router = (link.relay.least_rtt_ms or 0.0) / 2
             self.trips_ms[own, ROUTER_END] = self.trips_ms[ROUTER_END, own] = to_router
-            request = stage_pb2.ProbeRequest(to=others)
-            measured = await link.relay.stub.Probe(request, timeout=2 * PROBE_TIMEOUT_S)
+            measured = await link.relay.stub.Probe(stage_pb2.ProbeRequest(to=others), timeout=2 * PROBE_TIMEOUT_S)
             trips = {(own, others[each.address]): each.rtt_min_ms / 2 for each in measured.links if not each.problem}
             self.trips_ms |= trips
 
@@ -106,8 +105,8 @@ class MachineRing:
         for host in self.topology.hosts:
             if (missing := self._bytes(host.blocks) - self.rooms[host.name].memory_bytes) > 0:
                 raise InputError(
-                    f"{host.name} has too little memory: {missing / MEGABYTE:,.1f} MB are missing; free memory there, "
-                    f"have another machine join, or cut the model anew ({checkpoint} is its cut)"
+                    f"{host.name} has too little memory: {missing / MEGABYTE:,.1f} MB are missing; free some there, "
+                    f"add a machine, or split the model again ({checkpoint} holds its parts)"
                 )
 
     def _plan_lines(self, layers: Sequence[int] | None) -> Iterator[str]:
@@ -125,25 +124,25 @@ class MachineRing:
                 words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
             yield f"{number}. {host.name}: {'; '.join(words)}"
 
-    def tend(self, deployment: Deployment) -> None:
+    def supervise(self, deployment: Deployment) -> None:
         """Adapt the ring to the machines that came and went since the last call.
 
         A failure is printed and the change tried again later; the serving ring is not touched."""
         situation, now = self._situation(), monotonic()
-        if situation == self._settled or (now < self._again_at and situation == self._failed):
+        if situation == self._settled or (now < self._retry_at and situation == self._failed):
             return
         self._look_for_release(deployment)
         there, able = situation
         known = able & {host.name for host in self.topology.hosts}
-        self._failed, self._again_at = situation, now + AGAIN_S
+        self._failed, self._retry_at = situation, now + RETRY_S
         for usable in dict.fromkeys((able, known)):  # a new machine must not keep the others from taking over
             try:
-                is_done = run_interruptible(self._while_same(situation, self._follow(there, usable, deployment)))
+                is_done = run_interruptible(self._until_changed(situation, self._follow(there, usable, deployment)))
                 self._settled = situation if is_done and usable == able else None
                 return
             except OnesweepError as error:
-                if (line := f"the ring cannot be made of {', '.join(sorted(usable))}: {error}") not in self._said:
-                    self._said.add(line)
+                if (line := f"no ring can be made of {', '.join(sorted(usable))}: {error}") not in self._reported:
+                    self._reported.add(line)
                     self.progress.say(line)
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -153,7 +152,7 @@ class MachineRing:
         held = {host.name for host in self.topology.hosts} & self.rendezvous.machines.keys() - leaving  # of those known
         return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
 
-    async def _while_same(self, situation: object, job: Coroutine[None, None, None]) -> bool:
+    async def _until_changed(self, situation: object, job: Coroutine[None, None, None]) -> bool:
         """Run a job to its end, unless machines come or go meanwhile; True if it ended."""
         task = asyncio.create_task(job)
         try:
@@ -178,13 +177,13 @@ class MachineRing:
             held |= {link.entry.name: span for link in links if link.info and (span := (*link.info.blocks,)) in known}
         rooms = {name: room for name, room in self.rooms.items() if name in able}
         spans, missing = placed(held, rooms, self.sizes)
-        self._tell(missing)
+        self._report_missing(missing)
         if missing:
             return  # the router says which host is lost
         topology = self._topology(spans)
         for name in sorted(rooms.keys() - spans.keys()):
             self.progress.say(
-                f"{name} stands by: the smallest part takes {min(map(self._bytes, spans.values())) / MEGABYTE:,.1f} MB"
+                f"{name} is a spare: the smallest part takes {min(map(self._bytes, spans.values())) / MEGABYTE:,.1f} MB"
                 f", it has room for {rooms[name].memory_bytes / MEGABYTE:,.1f}"
             )
         if topology != self.topology:
@@ -198,11 +197,10 @@ class MachineRing:
             shown = ", ".join(f"{host.name} blocks {host.span}" for host in topology.hosts)
             self.progress.say(f"the ring is now: {shown}")
 
-    def _tell(self, missing: Sequence[Span]) -> None:
+    def _report_missing(self, missing: Sequence[Span]) -> None:
         """Report the missing blocks, here and in `status`."""
         advice = [
-            f"blocks {','.join(map(str, run))} {LACKING} {self._bytes(run) / MEGABYTE:,.0f} MB free "
-            "could hold them (onesweep invite)"
+            f"blocks {','.join(map(str, run))} {NO_HOLDER} {self._bytes(run) / MEGABYTE:,.0f} MB free (onesweep invite)"
             for run in missing
         ]
         if advice != self.rendezvous.advice:
@@ -308,8 +306,8 @@ async def _room(link: HostLink) -> StageHost:
     """Speed and memory of a machine, whose server may be restarting. Raises StatusError."""
     info = await _waited(link, ANSWER_S, lambda info: True)
     if not info.HasField("room") or not 0 < info.room.speed < math.inf:
-        said = f"machine {link.entry.name} was started with a checkpoint of its own, or tells a speed that cannot be"
-        raise failed_precondition(said)
+        message = f"machine {link.entry.name} was started with its own checkpoint, or reports an impossible speed"
+        raise failed_precondition(message)
     return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
 
 

@@ -50,12 +50,12 @@ def run_directory() -> Path:
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory for this process. Raises ServiceError if another one holds it."""
     make_private_directory(directory)
-    said = f"another process serves from {directory}: end it, or set XDG_STATE_HOME"
-    with exclusive(directory / "lock", ServiceError(said)):
+    taken = f"another process serves from {directory}: stop it, or set XDG_STATE_HOME"
+    with exclusive(directory / "lock", ServiceError(taken)):
         yield
 
 
-def tell_here(router: str, doing: str) -> None:
+def record_step(router: str, doing: str) -> None:
     """Record for `serving_here` what this process is doing."""
     record = {"router": router, "doing": doing, "process": os.getpid(), "began": start_ticks(os.getpid())}
     (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
@@ -80,15 +80,15 @@ def served_here(router: str | None) -> str:
     if not record or (router is not None and router.replace("localhost", "127.0.0.1") != record["router"]):
         return ""
     if deployment_here(record["router"]):
-        return "`onesweep serve` is here, and its router does not answer: its own lines say more"
-    return record["doing"] and f"`onesweep serve` is here, and has no router yet: {record['doing']}"
+        return "`onesweep serve` runs here, but its router does not answer: see its output"
+    return record["doing"] and f"`onesweep serve` runs here, but has no router yet: {record['doing']}"
 
 
 def add_join(join: argparse.ArgumentParser) -> None:
-    join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`, once; - reads it")
-    join.add_argument("--name", metavar="NAME", help="what to call this machine (its own name)")
-    join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
-    join.add_argument("--model", type=Path, metavar="FILE", help="a copy of what is served: layers come from it (none)")
+    join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`, once; - for stdin")
+    join.add_argument("--name", metavar="NAME", help="name of this machine (its hostname)")
+    join.add_argument("--listen", metavar="HOST:PORT", help="address that others connect to (any address, a free port)")
+    join.add_argument("--model", type=Path, metavar="FILE", help="local copy of the model, to read layers from (none)")
     join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
     add_flags(join, HostSettings, only=("device",))  # not given: the topology may name it
 
@@ -110,7 +110,7 @@ def run_join(options: argparse.Namespace) -> int:
     text = sys.stdin.readline() if options.ticket == "-" else options.ticket
     ticket = Ticket.parse(text.strip().rpartition(" ")[2]) if text else None  # `invite` prints the whole command
     if options.listen and parse_address(options.listen, "--listen")[1] == 0:
-        raise InputError("--listen needs a port: others are told it")
+        raise InputError("--listen needs a port: others connect to it")
     with contextlib.ExitStack() as stack:
         place = _place(ticket, options.name, stack)
         start_log("text", place.name)
@@ -150,10 +150,10 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
         if (place := JoinedMachine.read(run / each)) and is_known(place):
             return place
         if ticket is None:
-            raise ServiceError("the router lets this machine in no more: give another ticket, of `onesweep invite`")
+            raise ServiceError("the router no longer admits this machine: give a new ticket, from `onesweep invite`")
         if place := enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
-    raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
+    raise InputError(f"this computer has joined no run as {own!r}: give the ticket that `onesweep serve` printed")
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
@@ -206,9 +206,9 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
         except asyncio.CancelledError:
             pass
         except StatusError as refusal:
-            raise ServiceError(f"the router lets this machine in no more: {refusal.message}") from None
+            raise ServiceError(f"the router no longer admits this machine: {refusal.message}") from None
 
-    print(f"{place.name} is a machine of the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
+    print(f"{place.name} has joined the run at {place.rendezvous[0]}; Ctrl-C stops it", flush=True)
     run_until_signal(run)
 
 

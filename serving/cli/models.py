@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 HOSTS = 3
 # Files that an import reads from a folder, and next to a GGUF file.
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
-BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
+COMPANIONS = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
 MIN_CHAT = 32  # tokens: the template's own, and a few words each way
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that imports a model."""
-    parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    parser.add_argument("--context", type=int, metavar="N", help="context length in tokens (the model's, up to 8192)")
     what = "of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (those of a rounded GGUF file, else float32)"
     parser.add_argument("--weights", choices=["float32", "bfloat16", "q8", "q4"], help=what)
 
@@ -55,7 +55,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
     add_chat_options(run)
     run.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
-    run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
+    run.add_argument("--blocks", type=int, metavar="N", help="stages to split the model into (one per host)")
     run.add_argument("--threads", type=int, metavar="N", help="of each host (all cores; 1 for bfloat16)")
     add_import_options(run)
 
@@ -63,14 +63,14 @@ def add_run(run: argparse.ArgumentParser) -> None:
 def add_import(pretrained: argparse.ArgumentParser) -> None:
     add = pretrained.add_argument
     add("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
-    add("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
+    add("--blocks", type=int, default=3, metavar="N", help="stages, one per host (3)")
     add("--out", type=Path, required=True, metavar="DIR", help="a new directory")
     add("--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)")
-    add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
+    add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="memory for weights on each host (unlimited)")
     add_import_options(pretrained)
-    what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens or none"
+    what = "drafter on the last host: copy:q8, copy:q4, a smaller MODEL with the same tokens or none"
     add("--drafter", metavar="MODEL", help=f"{what} (the largest copy that fits)")
-    add("--untrained", action="store_true", help="the weights are random: ask for no loss")
+    add("--untrained", action="store_true", help="the weights are random: do not check the loss")
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -80,7 +80,7 @@ def positive_numbers(text: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of numbers above 0, such as 4,1,1")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a list of numbers above 0, such as 4,1,1")
     return numbers
 
 
@@ -99,7 +99,7 @@ def run_run(options: argparse.Namespace) -> int:
     with ends_cleanly(), closing(progress):
         checkpoint, plan = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
         if options.blocks not in (None, plan.parts):
-            raise InputError(f"{options.model} is cut into {plan.parts} blocks, not {options.blocks}: import it anew")
+            raise InputError(f"{options.model} has {plan.parts} blocks, not {options.blocks}: import it again")
         hosts = options.hosts or min(HOSTS, plan.parts)
         threads = options.threads or plan.shared_threads
         topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
@@ -116,7 +116,7 @@ def run_run(options: argparse.Namespace) -> int:
 
 def run_import(options: argparse.Namespace) -> int:
     if not options.source.exists():
-        raise InputError(f"{options.source} is not there: give a Hugging Face folder or a .gguf file")
+        raise InputError(f"{options.source} does not exist: give a Hugging Face folder or a .gguf file")
     with closing(ProgressLine()) as progress:
         progress.at(f"reading {options.source}")  # importing torch takes seconds
         with ends_at_once():
@@ -162,10 +162,10 @@ def check_model(options: argparse.Namespace) -> None:
             raise InputError(f"{model} draws pictures: `onesweep up --checkpoint {model}`, then `onesweep draw CLASS`")
         for name in ("context", "weights"):
             if getattr(options, name) is not None:
-                raise InputError(f"{model} is a checkpoint, which keeps its {name}: leave --{name} out, or import anew")
+                raise InputError(f"{model} is a checkpoint with its own {name}: leave out --{name}, or import it again")
         return
     if not model.is_file() and not (model / "config.json").is_file():
-        there = "is none of these" if model.exists() else "is not there"
+        there = "is not a model" if model.exists() else "does not exist"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
     with ends_at_once():
         from stages.importing.importing import open_source
@@ -220,7 +220,7 @@ def import_once(
             drafter, given = None if hosts else "none", (source, entry, blocks, context, False, hosts, weights)
             import_model(ImportSettings(*given, drafter=drafter, check_template=ChatTemplate), progress)
             trim()
-        progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
+        progress.say(f"{source.name}, split into {blocks}, is in {entry}")
     return entry
 
 
@@ -242,11 +242,11 @@ def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
 def _key(source: Path, blocks: int, context: int | None, weights: Weights | None, hosts: Sequence[str]) -> str:
     """Raises ServiceError for a file that cannot be read."""
     if source.is_dir():
-        paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
+        paths = [path for pattern in PUBLISHED + COMPANIONS for path in source.glob(pattern)]
     else:
         # a model may have several files, whose names differ in their number
         parts = re.sub(r"-\d{5}(?=-of-\d{5})", "-?????", glob.escape(source.name))
-        paths = [path for pattern in (parts, *BESIDE) for path in source.parent.glob(pattern)]
+        paths = [path for pattern in (parts, *COMPANIONS) for path in source.parent.glob(pattern)]
     paths = sorted({path for path in paths if path.is_file()})
     # With the version: a later one may write other files from the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))
@@ -281,8 +281,8 @@ def _digests(paths: list[Path]) -> list[str]:
 
 def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
-    inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
-    inspect.add_argument("--source", type=Path, metavar="MODEL", help="compare with transformers: its source")
+    inspect.add_argument("--verify", action="store_true", help="load all parts: check digests, shapes, loss gate")
+    inspect.add_argument("--source", type=Path, metavar="MODEL", help="source to compare with, using transformers")
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -299,16 +299,16 @@ def run_inspect(options: argparse.Namespace) -> int:
 
         imported = require_source(options.directory, options.source)
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
-    beside = sys.stderr if options.json else sys.stdout
+    output = sys.stderr if options.json else sys.stdout
     checks = verify(options.directory) if options.verify else []
     for check in checks:
-        print(check, file=beside)
+        print(check, file=output)
     failed = sum(not check.ok for check in checks)
     if checks:
-        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=beside)
+        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=output)
     holds = not failed
     if options.source is not None:
         comparison = compare_with_source(*imported, options.source)
-        print(comparison, file=beside)
+        print(comparison, file=output)
         holds = holds and comparison.holds
     return 0 if holds else 1

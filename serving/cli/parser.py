@@ -16,7 +16,7 @@ from stages.settings import SetAction
 
 WIDTH = 100
 CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # in a source tree; a wheel has none
-GONE = " (CHANGELOG.md says what to use now)"
+REMOVED_HINT = " (CHANGELOG.md says what to use now)"
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
 
@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
                 return f"no option {name}: write -- before a text that begins with a dash"
             if (setting := name[2:].replace("-", "_")) in settings_of(self):
                 return f"no option {name}: give --set {setting}=VALUE"
-            return f"no option {name}{gone(name, self.prog.split()) or close_to(name, known)}"
+            return f"no option {name}{removed_hint(name, self.prog.split()) or close_to(name, known)}"
         return ""
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 - of any type
@@ -75,12 +75,12 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            hint = gone(str(value), self.prog.split())
-            words = f"{quoted(str(value))} is none of {', '.join(known)}{hint or close_to(str(value), known)}"
+            hint = removed_hint(str(value), self.prog.split())
+            words = f"{quoted(str(value))} is not one of {', '.join(known)}{hint or close_to(str(value), known)}"
             raise argparse.ArgumentError(action, words)
 
 
-def gone(word: str, called: Sequence[str] = ()) -> str:
+def removed_hint(word: str, called: Sequence[str] = ()) -> str:
     """A hint from the changelog if a row of removed things names this word, and no command or one in `called`."""
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
     known = {name for path, _ in walk() for name in path}
@@ -88,7 +88,7 @@ def gone(word: str, called: Sequence[str] = ()) -> str:
         own = row if called else re.sub("[^;]* of `[^;]*", "", row)  # options of a command are not commands
         named = set(" ".join(re.findall(r"`([^`]+)`", own)).split())
         if word in named and (not called or named & {*called} or not named & known):
-            return GONE
+            return REMOVED_HINT
     return ""
 
 
@@ -97,10 +97,10 @@ def _plain(message: str) -> str:
     if match := re.fullmatch(r"(.+): invalid (\w+) value: (.+)", message):
         name, kind, value = match.groups()
         return f"{name} must be {_NOUNS[kind]}, not {value}" if kind in _NOUNS else f"{name} cannot be {value}"
-    message = re.sub(r"(.+): expected one argument", r"\1 needs a value after it", message)
-    message = re.sub(r"(.+): expected at least one argument", r"\1 needs one value or more after it", message)
+    message = re.sub(r"(.+): expected one argument", r"\1 needs a value", message)
+    message = re.sub(r"(.+): expected at least one argument", r"\1 needs at least one value", message)
     message = re.sub(
-        r"(.+): not allowed with argument (.+)", r"\1 and \2 exclude each other: give one of them", message
+        r"(.+): not allowed with argument (.+)", r"\1 and \2 cannot be used together: give one of them", message
     )
     missing = re.fullmatch("the following arguments are required: (.+)", message)
     return f"{missing[1]} {'are' if ', ' in missing[1] else 'is'} missing" if missing else message
@@ -155,13 +155,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     called = " ".join(path)
     if rest[0].startswith("-"):
         known = ["--help", "--version"][: 1 + (len(path) == 1)]
-        said = close_to(rest[0], known) or ": the command comes first, then its options"
-        raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
-    hint = gone(rest[0])
+        advice = close_to(rest[0], known) or ": the command comes first, then its options"
+        raise UsageError(f"{called}: no option {rest[0]}{advice}; see `{called} --help`")
+    hint = removed_hint(rest[0])
     # a one-word command may be in a family now; a family's removed command is unrelated to others of its name
     found = near(rest[0], path) if len(path) == 1 or not hint else []
-    said = f"did you mean {' or '.join(found)}?" if found else f"`{called} --help` lists them"
-    raise UsageError(f"{called}: there is no command {quoted(rest[0])}{hint}; {said}")
+    advice = f"did you mean {' or '.join(found)}?" if found else f"`{called} --help` lists them"
+    raise UsageError(f"{called}: unknown command {quoted(rest[0])}{hint}; {advice}")
 
 
 def help_of(path: Words, family: Family) -> str:

@@ -32,7 +32,7 @@ def free_port_block(count: int) -> int:
                 if len(_kept) > MAX_BLOCKS:
                     _kept.popleft().close()
                 return first
-    raise ServiceError(f"no {count} neighbouring loopback ports are free: end what listens on so many")
+    raise ServiceError(f"no {count} consecutive loopback ports are free: stop some of the programs that listen there")
 
 
 def port_free(host: str, port: int) -> bool:
@@ -51,11 +51,11 @@ def check_free(listeners: Mapping[str, str]) -> None:
     for name, address in listeners.items():
         if not is_loopback(address):
             raise ServiceError(
-                f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
-                "start that one there with `onesweep host`, `onesweep router` or `onesweep http`"
+                f"{name} listens on {address}, which is not loopback: `up` starts processes on this machine only; "
+                "start that one on its machine with `onesweep host`, `onesweep router` or `onesweep http`"
             )
         if not port_free(*parse_address(address)):
             raise ServiceError(
-                f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
-                "another topology, --port or --http avoids it"
+                f"{address}, where {name} should listen, is in use: stop the deployment there with "
+                "`onesweep down`, or give another topology, --port or --http"
             )

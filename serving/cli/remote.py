@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
 from serving.cli.deployment import Deployment, new_directory, present
-from serving.cli.machines import ADDRESSES_NAME, locked, run_directory, serving_here, tell_here
+from serving.cli.machines import ADDRESSES_NAME, locked, record_step, run_directory, serving_here
 from serving.cli.models import add_import_options, check_model, find_checkpoint
 from serving.cli.parser import check_positive
 from serving.cli.ports import check_free
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 # The command imports modules that need torch or cryptography only when it runs.
 
-POLL_S, LATE_S = 0.2, 10.0  # LATE_S: after the last machine came; then advice is printed
+POLL_S, ADVISE_AFTER_S = 0.2, 10.0  # ADVISE_AFTER_S: after the last machine came; then advice is printed
 GONE_S = 5.0  # for the rendezvous to drop a machine
-OTHERS_S = 30.0  # after this, new machines may replace those of the last ring
+REPLACE_AFTER_S = 30.0  # after this, new machines may replace those of the last ring
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 
 
@@ -47,12 +47,12 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     add("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
     add("--wait", type=int, metavar="N", help="machines that share the model (as many as before, at least 1)")
     add("--listen", default=DEFAULT_RENDEZVOUS, metavar="HOST:PORT", help=f"where they join ({DEFAULT_RENDEZVOUS})")
-    add("--address", metavar="HOST:PORT[,...]", help="what they dial, where it is not this machine's own address")
-    add("--port", type=int, default=7700, metavar="P", help="the router's, on loopback (7700)")
-    add("--http", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"the API and the page ({DEFAULT_LISTEN})")
+    add("--address", metavar="HOST:PORT[,...]", help="address that they connect to, if not this machine's own")
+    add("--port", type=int, default=7700, metavar="P", help="port of the router, on loopback (7700)")
+    add("--http", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"API and web page ({DEFAULT_LISTEN})")
     add("--threads", type=int, default=1, metavar="N", help="processor threads of the router (1)")
     add_import_options(serve)
-    add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
+    add("--tokens", type=Path, metavar="FILE", help="access tokens, from `onesweep token`")
 
 
 def run_serve(options: argparse.Namespace) -> int:
@@ -63,13 +63,13 @@ def run_serve(options: argparse.Namespace) -> int:
     check_positive(options, "context", "threads", "port", "wait")
     if (options.wait or 1) > MAX_MACHINES:
         raise InputError(f"--wait must be at most {MAX_MACHINES}, not {options.wait}")
-    progress = _ToldProgress(f"127.0.0.1:{options.port}")
+    progress = _RecordedProgress(f"127.0.0.1:{options.port}")
     with ends_cleanly(), closing(progress), locked(run_directory()):
         _serve(options, progress)
     return 0
 
 
-class _ToldProgress(ProgressLine):
+class _RecordedProgress(ProgressLine):
     """Progress that other commands on this machine can also show while no router answers them."""
 
     def __init__(self, router: str) -> None:
@@ -87,7 +87,7 @@ class _ToldProgress(ProgressLine):
     def _tell(self, what: str) -> None:
         if what != self._doing:
             self._doing = what
-            tell_here(self._router, what)
+            record_step(self._router, what)
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
@@ -117,7 +117,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
             http=options.http,
             hosts_run=True,
         )
-        present(deployment, options.http, progress, 'try        onesweep generate "The sea"', tend=ring.tend)
+        present(deployment, options.http, progress, 'try        onesweep generate "The sea"', supervise=ring.supervise)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
 
     host, port = parse_address(options.listen, "--listen")
     if port == 0:
-        raise InputError("--listen needs a port: tickets say it")
+        raise InputError("--listen needs a port: tickets contain it")
     if options.address:
         addresses = tuple(options.address.split(","))
         if len(addresses) > MAX_ADDRESSES:
@@ -170,7 +170,8 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     ring, or after a while as many others. Prints a ticket if some must join."""
     from serving.cli.machine_ring import last_order
 
-    last, begin, came, came_at = last_order(run), monotonic(), (list[str](), list[str]()), monotonic()
+    last, begin, changed_at = last_order(run), monotonic(), monotonic()
+    before = (list[str](), list[str]())
 
     def place(name: str) -> bool:
         return name not in last  # machines of the last ring come first
@@ -178,21 +179,21 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     if (missing := (options.wait or 1) - len(rendezvous.machines)) > 0:
         _, secret = run.invitations.add(missing, days=1)
         uses = f"{missing} machines" if missing > 1 else "a machine"
-        progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
+        progress.say(f"on each machine (for {uses}, for a day):\n\n    onesweep join {ticket_of(run, secret)}\n")
     while True:
         known, present = sorted(rendezvous.machines, key=place), sorted(rendezvous.present, key=place)
         count = options.wait or max(1, min(len(last) or len(known), len(known)))
         absent = [name for name in known[:count] if name not in present and (name in last or not last)]
         # replacements need all files sent again: accept them only if the old machines stay away
-        if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
+        if len(present) >= count and (options.wait or not absent or monotonic() - begin > REPLACE_AFTER_S):
             return present[:count]
-        if (known, present) != came:
-            came, came_at = (known, present), monotonic()
+        if (known, present) != before:
+            before, changed_at = (known, present), monotonic()
         names = f" ({', '.join(present)})" if present else ""
-        remedies = [f"`onesweep invite --revoke {absent[0]}` lets it go"] if absent else []
-        remedies += [f"--wait {len(present)} does without"] if present and (absent or not options.wait) else []
-        away = f"; not there: {', '.join(absent)}" if absent else ""
-        how = f" ({', '.join(remedies)})" if remedies and monotonic() - came_at > LATE_S else ""
+        remedies = [f"`onesweep invite --revoke {absent[0]}` removes it"] if absent else []
+        remedies += [f"--wait {len(present)} starts without more"] if present and (absent or not options.wait) else []
+        away = f"; missing: {', '.join(absent)}" if absent else ""
+        how = f" ({', '.join(remedies)})" if remedies and monotonic() - changed_at > ADVISE_AFTER_S else ""
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how}")
         time.sleep(POLL_S)
 
@@ -201,10 +202,10 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
 
 
 def add_invite(invite: argparse.ArgumentParser) -> None:
-    invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
+    invite.add_argument("name", metavar="NAME", nargs="?", default="", help="name of the machine (its own)")
     invite.add_argument("--uses", type=int, metavar="N", help="machines that may join with it (1)")
-    invite.add_argument("--days", type=float, metavar="D", help="how long it is good for (1)")
-    revoked = "nobody joins with that ticket any more; or let machine ID go; without ID list both"
+    invite.add_argument("--days", type=float, metavar="D", help="days until it expires (1)")
+    revoked = "revoke ticket ID, or remove machine ID; without ID list both"
     invite.add_argument("--revoke", nargs="?", const="", metavar="ID", help=revoked)
 
 
@@ -216,18 +217,18 @@ def run_invite(options: argparse.Namespace) -> int:
     if not (run_directory() / ADDRESSES_NAME).exists():
         raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
     run = RunDirectory(run_directory())
-    beside = [options.name] * bool(options.name)
-    beside += [f"--{name}" for name in ("uses", "days") if getattr(options, name) is not None]
-    if beside and options.revoke is not None:
-        raise InputError(f"--revoke makes no ticket: leave out {beside[0]}, or --revoke")
+    conflicts = [options.name] * bool(options.name)
+    conflicts += [f"--{name}" for name in ("uses", "days") if getattr(options, name) is not None]
+    if conflicts and options.revoke is not None:
+        raise InputError(f"--revoke makes no ticket: leave out {conflicts[0]}, or --revoke")
     if options.revoke in run.machines():
         run.keep(options.revoke, None)
         deadline = monotonic() + GONE_S
         # until the rendezvous has dropped it, so that the router's next answer counts it as lost
         while serving_here() and options.revoke in LinkRecord.read(run.directory).ports and monotonic() < deadline:
             time.sleep(POLL_S)
-        ends = "for other machines its certificate is good until it ends, 30 days at most"
-        print(f"{options.revoke}: let go, and the router refuses it from now on; {ends}")
+        ends = "other machines accept its certificate until it expires, in 30 days at most"
+        print(f"{options.revoke}: removed; the router refuses it from now on; {ends}")
     elif options.revoke == "":
         tickets = [each for each in run.invitations.all() if not each.problem(time.time())]
         rows = [[f"machine {name}", "", "", ""] for name in run.machines()]
@@ -237,7 +238,7 @@ def run_invite(options: argparse.Namespace) -> int:
         given, tickets = options.revoke, run.invitations.all()
         if given not in {each.id for each in tickets}:
             known = [*run.machines(), *(each.id for each in tickets if not each.problem(time.time()))]
-            raise InputError(f"there is no ticket and no machine {given!r}{one_of(given, known) if known else ''}")
+            raise InputError(f"there is no ticket or machine {given!r}{one_of(given, known) if known else ''}")
         run.invitations.revoke(given)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
     else:
@@ -245,7 +246,7 @@ def run_invite(options: argparse.Namespace) -> int:
         uses, days = (1 if given is None else given for given in (options.uses, options.days))
         invitation, secret = run.invitations.add(uses, days, name)
         print(f"onesweep join {ticket_of(run, secret)}")
-        print(f"ticket {invitation.id}; `onesweep invite --revoke {invitation.id}` takes it back", file=sys.stderr)
+        print(f"ticket {invitation.id}; `onesweep invite --revoke {invitation.id}` revokes it", file=sys.stderr)
     return 0
 
 

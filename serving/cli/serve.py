@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present
+from serving.cli.deployment import Deployment, NoDeployment, deployment_here, new_directory, present
 from serving.cli.generate import add_router_options, async_client_of, client_of, router_here
 from serving.cli.machines import served_here
 from serving.cli.parser import check_positive
@@ -63,35 +63,35 @@ def add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 def add_up(up: argparse.ArgumentParser) -> None:
     add = up.add_argument
-    add("--detach", action="store_true", help="return when ready, leave them running")
+    add("--detach", action="store_true", help="return when ready, and leave them running")
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     where.add_argument("--topology", metavar="FILE", help="the hosts")
     add("--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)")
     add("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
-    add("--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)")
+    add("--port", type=int, default=7700, metavar="P", help="port of the router; hosts take the next ones (7700)")
     add(
         "--http",
         nargs="?",
         const=DEFAULT_LISTEN,
         metavar="HOST:PORT",
-        help=f"an API and a page, too ({DEFAULT_LISTEN})",
+        help=f"serve an API and a web page, too ({DEFAULT_LISTEN})",
     )
     add("--threads", type=int, metavar="N", help="of each host (all cores; 1 for chains, pictures and bfloat16)")
     add_flags(up, HostSettings, only=("device",))  # not given: the topology may name it
-    add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
+    add("--tokens", type=Path, metavar="FILE", help="access tokens, from `onesweep token`")
 
 
 def add_down(down: argparse.ArgumentParser) -> None:
-    down.add_argument("--router", metavar="HOST:PORT", help="whose deployment ends (the only one that is up)")
+    down.add_argument("--router", metavar="HOST:PORT", help="router of the deployment to stop (the only one)")
 
 
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
     deploy.add_argument("checkpoint", type=Path, nargs="?", metavar="DIR", help="bundle to serve from now on")
-    deploy.add_argument("--rollback", action="store_true", help="go back to the release before")
-    deploy.add_argument("--without", default="", metavar="NAME[,NAME]", help="hosts that are down and take no part")
+    deploy.add_argument("--rollback", action="store_true", help="go back to the previous release")
+    deploy.add_argument("--without", default="", metavar="NAME[,NAME]", help="hosts that are down, to leave out")
     add_router_options(deploy)
-    deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
+    deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give up after (600)")
     deploy.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -139,7 +139,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     elif (here := deployment_here()) is not None:
         topology = here.topology
     else:
-        raise NothingUp("nothing is up here: say with --topology where the hosts are named")
+        raise NoDeployment("nothing is up here: name the hosts with --topology")
     if proxy := LinkRecord.read(topology.certificates).proxy:  # joined machines
         os.environ[LINKS_VARIABLE] = proxy
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
@@ -156,7 +156,7 @@ def run_up(options: argparse.Namespace) -> int:
     topology = topology_in_file(options.topology) if options.topology is not None else None
     with ends_cleanly():
         deployment = _started(options, topology)
-        present(deployment, options.http, ProgressLine(), tend=None if options.detach else lambda _: None)
+        present(deployment, options.http, ProgressLine(), supervise=None if options.detach else lambda _: None)
     return 0
 
 
@@ -196,10 +196,10 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
 
 def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
-        if said := served_here(options.router):
-            raise NothingUp(f"{said}; Ctrl-C there ends it")
+        if problem := served_here(options.router):
+            raise NoDeployment(f"{problem}; Ctrl-C there stops it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
-        raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
+        raise NoDeployment(f"{what}; start a deployment with `onesweep up --detach`")
     count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
     print(f"stopped {count} of the router at {deployment.topology.router}")
@@ -210,9 +210,9 @@ def run_deploy(options: argparse.Namespace) -> int:
     from serving.cli.deploy import deploying, line_of, read_release, roll_back
 
     if options.rollback == (options.checkpoint is not None):
-        raise InputError("give either the directory of a checkpoint, to deploy it, or --rollback, to go back from one")
+        raise InputError("give either a checkpoint directory, to deploy it, or --rollback")
     if options.rollback and options.without:
-        raise InputError("--without is for a deployment: a rollback leaves hosts out that are down")
+        raise InputError("--without is for a deployment: a rollback leaves out hosts that are down by itself")
     check_positive(options, "timeout_s")
     show = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     client, without = partial(async_client_of, options), [name for name in options.without.split(",") if name]
@@ -222,7 +222,7 @@ def run_deploy(options: argparse.Namespace) -> int:
         else:
             switch = asyncio.run(deploying(client, read_release(options.checkpoint), without, show, options.timeout_s))
     except KeyboardInterrupt:
-        state = "routers that had not switched keep their release: see `onesweep status`, and ask again"
+        state = "routers that had not switched keep their release: see `onesweep status`, and try again"
         raise Interrupted(f"interrupted: {state}") from None
     print(json.dumps(record_of(switch)) if options.json else line_of(switch))
     return 0
@@ -233,8 +233,8 @@ def run_status(options: argparse.Namespace) -> int:
         with client_of(options) as client:
             status = client.status()
     except RouterError as error:
-        if not error.reached and (said := served_here(options.router)):
-            raise NothingUp(said) from None
+        if not error.reached and (problem := served_here(options.router)):
+            raise NoDeployment(problem) from None
         raise
     if options.json:
         print(json.dumps(record_of(status)))
@@ -249,7 +249,7 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
     modes = ", ".join([*status.modes, *status.drawing_modes])
     yield f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests"
     if status.sampling:
-        yield f"requests that do not say: {status.sampling}"
+        yield f"default sampling: {status.sampling}"
     for host in status.hosts:
         blocks = ",".join(map(str, host.blocks))
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
@@ -259,14 +259,14 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
         yield f"{host.name:10} {host.address:22} blocks {blocks:6} {state}"
         # a host that does not answer keeps its last links
         for link in host.links if any(link.kind for link in host.links) and (host.ready or host.rtt_ms) else ():
-            carried = f", {link.relayed_bytes / 1e6:,.1f} MB by now" if link.relayed_bytes else ""
-            kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{carried}"
+            relayed = f", {link.relayed_bytes / 1e6:,.1f} MB so far" if link.relayed_bytes else ""
+            kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{relayed}"
             yield f"{'':10} to {link.to:19} {link.problem or kind}"
     release = f"release {status.release}" if status.release else "no release yet"
     yield f"{release}; before: {status.previous}" if status.previous else release
     if status.audits.audited:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
-        yield f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic"
+        yield f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of compute on hosts"
     yield from (f"advice: {line}" for line in status.advice)
 
 
@@ -325,7 +325,7 @@ def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry) -> 
             if [(changed.blocks, place.blocks, place.listen) for place in places] != [own]:
                 raise InputError(
                     f"{source} no longer has {host.name} with blocks {host.span} of {topology.blocks} at {host.listen} "
-                    "as this process runs: start it anew, or stop it if another took its place"
+                    "as this process has it: restart it, or stop it if another replaced it"
                 )
             addresses = changed.successors(places[0])
             log.info("%s: next hosts: %s", host.name, ", ".join(addresses) or "none")

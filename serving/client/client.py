@@ -9,8 +9,8 @@ import asyncio
 import codecs
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -51,7 +51,7 @@ class _DrawnAnswer:
     def end(self, moves: int = 0) -> DrawnPictures:
         """The pictures; moves from router to router count as replays. Raises RouterError if there are none."""
         if self._pictures is None or self._summary is None:
-            raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
+            raise RouterError("the router closed the stream without pictures", grpc.StatusCode.INTERNAL)
         self._summary.replays += moves
         return _pictures_of(self._pictures, self._summary)
 
@@ -65,13 +65,13 @@ def _pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary |
         # do not trust its own numbers: reshape fails if they do not match its pixels
         pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
     except ValueError:
-        raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
+        raise RouterError("the pictures do not have the size in their header", grpc.StatusCode.INTERNAL) from None
     if summary is None:
         return DrawnPictures(pixels, block=message.block)
     return DrawnPictures(pixels, **{**booked(summary, DrawnPictures), "classes": list(summary.classes)})
 
 
-class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
+class AsyncClient(RouterConnection):
     """A router's client for asyncio code."""
 
     _stubs: "list[router_pb2_grpc.RouterServiceAsyncStub]"
@@ -203,11 +203,14 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
         for channel in self._channels:
             await channel.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
 
-class Client(RouterConnection, AbstractContextManager["Client"]):
+class Client(RouterConnection):
     """A router's client for blocking code; `AsyncClient` documents its methods."""
 
     _stubs: list[router_pb2_grpc.RouterServiceStub]
@@ -278,6 +281,9 @@ class Client(RouterConnection, AbstractContextManager["Client"]):
         for channel in self._channels:
             channel.close()
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exc: object) -> None:
         self.close()
 
@@ -285,7 +291,7 @@ class Client(RouterConnection, AbstractContextManager["Client"]):
 def _complete(items: Sequence[object]) -> Result:
     """The Result at the end of a whole answer. Raises RouterError if there is none."""
     if not items or not isinstance(items[-1], Result):
-        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        raise RouterError("the router closed the stream without a summary", grpc.StatusCode.INTERNAL)
     return items[-1]
 
 

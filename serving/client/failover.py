@@ -30,7 +30,7 @@ from stages.wire.tokens import token_for, token_metadata
 MAX_ROUTERS = 8
 # How long to retry all of them: `serve` restarts a router that ended, which takes seconds, and gRPC may not reach a
 # restarted one for 2 s, its pause between attempts.
-BACK_S, PAUSE_S = 30.0, 0.25
+RECOVERY_S, PAUSE_S = 30.0, 0.25
 LOST_AFTER_MS = 5_000  # limit on a ping's answer; gRPC's default is a minute, with a ping every 10 s (channel.py)
 _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -134,21 +134,21 @@ class RouterConnection(ABC):
                     self._open()
             problem = handshake_problem(details, self.security)
             taken = "SETTINGS frame" in details or "HTTP/2" in details
-            remedy = "another program has that port, or it hangs" if taken else "start one with `onesweep up`"
+            remedy = "another program uses that port, or it hangs" if taken else "start one with `onesweep up`"
             missing = f"no router answers at {address}; {remedy} ({details})"
             if "resolving" in details:  # gRPC's own sentence has three kinds of brackets
-                missing = f"the name in {address} has no address: see that it is spelled right"
+                missing = f"the name in {address} does not resolve: check its spelling"
             # retry a router that had a connection: only the call was cut off
-            again_ms = None if problem or "last error" in details or "resol" in details else round(1000 * PAUSE_S)
-            said = f"the router at {address} {problem}" if problem else missing
-            return RouterError(said, code, again_ms, request, reached=False)
+            retry_ms = None if problem or "last error" in details or "resol" in details else round(1000 * PAUSE_S)
+            message = f"the router at {address} {problem}" if problem else missing
+            return RouterError(message, code, retry_ms, request, reached=False)
         if code is StatusCode.CANCELLED and not reached and not self.closed:
             # from gRPC itself: once 1,000 calls wait for a server's event loop, it ends some of them unseen by the
             # server's code. CONTINUATION floods fill that queue: each failed connection leaves a call there.
-            said = f"the call to the router at {address} was cut off: too many calls wait there"
-            return RouterError(said, StatusCode.UNAVAILABLE, round(1000 * PAUSE_S), request, reached=False)
+            message = f"the call to the router at {address} was cut off: too many calls wait there"
+            return RouterError(message, StatusCode.UNAVAILABLE, round(1000 * PAUSE_S), request, reached=False)
         if code is StatusCode.UNIMPLEMENTED:
-            return RouterError(f"{address} is no router; give the router's address", code)
+            return RouterError(f"{address} is not a router; give the router's address", code)
         return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
 
 
@@ -189,9 +189,9 @@ class Turns:
             error = self.client.failed(error, self.at, self.timeout_s)
         elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
             # gRPC also raises it when the connection ended: another router helps, unless we closed it ourselves
-            closed, said = self.client.closed, f"the connection to {self.client.addresses[self.at]} was closed"
+            closed, message = self.client.closed, f"the connection to {self.client.addresses[self.at]} was closed"
             code = StatusCode.CANCELLED if closed else StatusCode.UNAVAILABLE
-            error = RouterError(said, code, reached=closed)
+            error = RouterError(message, code, reached=closed)
         if isinstance(error, RequestRefused | RouterError):
             self.lost(error)
             return True
@@ -217,13 +217,13 @@ class Turns:
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))] or [0]
         left = [i for i in others if i not in self._lost]
-        if not left and monotonic() + PAUSE_S < min(self._since_s + BACK_S, self._deadline_s):
+        if not left and monotonic() + PAUSE_S < min(self._since_s + RECOVERY_S, self._deadline_s):
             left, self.pause_s = others, PAUSE_S
         if not left:
             none = f"none of the routers {' and '.join(addresses)} answers: " if len(addresses) > 1 else ""
             answered = [each for each in self._lost.values() if each.reached]
-            nobody = RouterError(f"{none}{error}", error.code, error.retry_after_ms, reached=False)
-            raise (*answered, nobody)[0] from None
+            unreached = RouterError(f"{none}{error}", error.code, error.retry_after_ms, reached=False)
+            raise (*answered, unreached)[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
         self.at, self.moves, self._old = left[0], self.moves + (not self.pause_s), self._out.copy()
@@ -235,8 +235,8 @@ class Turns:
         """
         if scored := list(response.prompt_logprobs)[self._repeated("scored", len(response.prompt_logprobs)) :]:
             yield PromptLogprobs(scored)
-        if told := list(response.logprobs)[self._repeated("tokens", len(response.logprobs)) :]:
-            yield told
+        if logprobs := list(response.logprobs)[self._repeated("tokens", len(response.logprobs)) :]:
+            yield logprobs
         match response.WhichOneof("kind"):
             case "summary" if self._old["bytes"]:
                 raise self._differs()
@@ -265,8 +265,8 @@ class Turns:
         return old
 
     def _differs(self) -> RouterError:
-        said = (
-            f"the router at {self.client.addresses[self.at]} does not write the text that another began: they serve "
-            "different weights, or mode auto chose by their own latencies; ask again"
+        message = (
+            f"the router at {self.client.addresses[self.at]} does not continue the text that another began: they serve "
+            "different weights, or mode auto chose by each one's latencies; send the request again"
         )
-        return RouterError(said, StatusCode.ABORTED)
+        return RouterError(message, StatusCode.ABORTED)

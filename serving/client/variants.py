@@ -72,8 +72,8 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode come, with "
-                    f"colons between, a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
+                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode, separated by "
+                    f"colons, give a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
                     f"{', '.join(KEYS)}"
                 )
         elif name not in ORDER:
@@ -106,8 +106,8 @@ def _value(where: str, name: str, value: str) -> int | float | str:
         found: int | float | str = kind(value)
         if not isinstance(found, float) or math.isfinite(found):
             return found
-    wanted = "a whole number" if kind is int else "a number"
-    raise InputError(f"{where}: {name} must be {wanted}, not {quoted(value)}")
+    expected = "a whole number" if kind is int else "a number"
+    raise InputError(f"{where}: {name} must be {expected}, not {quoted(value)}")
 
 
 def _check_request(where: str, variant: ModeVariant) -> None:
@@ -173,10 +173,10 @@ _COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     """A table of each mode's cost and text; a failed mode shows its error instead of figures."""
-    told = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
-    lines = aligned([_COLUMNS, *told], ruled=True)
+    rows = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
+    lines = aligned([_COLUMNS, *rows], ruled=True)
     if COPY in outcomes:
-        lines += ["", f"How near {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
+        lines += ["", f"To measure how close {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
     for mode, outcome in outcomes.items():
         if isinstance(outcome, Result):
             shown = f"{printable(prompt)}|{printable(outcome.text)}"

@@ -95,7 +95,7 @@ class DrawingMode(ABC):
         """The missing weights, if there is no `info`."""
 
     @property
-    def least_levels(self) -> int:
+    def min_levels(self) -> int:
         return 1
 
     @abstractmethod
@@ -124,7 +124,7 @@ class _RingDrawing(DrawingMode):
     # is the same message on another path, and a second try alongside a slow first one costs only compute.
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         # Blocks (each with at least one level) whose previews are due; the last block brings the pictures.
-        blocks = {*range(self.least_levels - 1)}
+        blocks = {*range(self.min_levels - 1)}
 
         def preview_of(event: stage_pb2.Event) -> None:
             shown = event.pictures
@@ -135,7 +135,7 @@ class _RingDrawing(DrawingMode):
 
         def check(event: stage_pb2.Event) -> None:
             if len(event.pictures.pixels) != order.size:
-                raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
+                raise internal(f"the pictures have {len(event.pictures.pixels)} bytes, not {order.size}")
 
         evaluations = order.plan.evaluations
         with Session(self.ring, self.kind, evaluations, order.due_at, account) as session:
@@ -158,7 +158,7 @@ class ChainDrawing(_RingDrawing):
     default_codec = "int8"
 
     @property
-    def least_levels(self) -> int:
+    def min_levels(self) -> int:
         model = self.ring.model("chain")
         return model.parts if model else 1
 
@@ -216,7 +216,7 @@ class LocalDrawing(DrawingMode):
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         if order.plan.pictures > (most := max_pictures(self._architecture, order.plan.guidance)):
-            raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
+            raise invalid(f"{order.plan.pictures} pictures; a request can draw at most {most}")
         # One thread: the router's event loop stays free for others, and two nets at once would be no quicker.
         loop = asyncio.get_running_loop()
         begin = partial(Trajectory.whole, self._architecture, order.plan, self._partition)
@@ -247,7 +247,7 @@ async def retry_drawing(order: CheckedDrawing, account: Account, preview: Previe
         except AuditFailed:
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
-    raise unavailable(f"{MAX_TRIES} times a host of this request was faulty: look at the hosts")
+    raise unavailable(f"a host of this request was faulty {MAX_TRIES} times: check the hosts")
 
 
 Modes = Mapping[str, DrawingMode]
@@ -257,7 +257,7 @@ def check_drawing_mode(name: str, modes: Modes) -> DrawingMode:
     """The mode of a request. Raises StatusError."""
     name = name or "chain"
     if name not in modes:
-        raise invalid(f"unknown mode {quoted(name)} of drawing{close_to(name, DRAWING_MODES)}; {_served(modes)}")
+        raise invalid(f"unknown drawing mode {quoted(name)}{close_to(name, DRAWING_MODES)}; {_served(modes)}")
     return modes[name]
 
 
@@ -273,10 +273,10 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Mod
     each = request.pictures or 1
     count = each * len(request.classes)
     if not 1 <= count <= MAX_PICTURES:
-        raise invalid(f"{count} pictures; a request draws 1 to {MAX_PICTURES}")
-    levels = request.levels if request.HasField("levels") else max(DEFAULT_LEVELS, mode.least_levels)
-    if not mode.least_levels <= levels <= MAX_LEVELS:
-        raise invalid(f"levels must be {mode.least_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
+        raise invalid(f"{count} pictures; a request can draw 1 to {MAX_PICTURES}")
+    levels = request.levels if request.HasField("levels") else max(DEFAULT_LEVELS, mode.min_levels)
+    if not mode.min_levels <= levels <= MAX_LEVELS:
+        raise invalid(f"levels must be {mode.min_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
     guidance = request.guidance if request.HasField("guidance") else DEFAULT_GUIDANCE
     if not 0 <= guidance <= MAX_GUIDANCE:  # false for NaN, too
         raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {guidance}; 1 is none")
@@ -306,4 +306,4 @@ def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:
 
 def _served(modes: Modes) -> str:
     served = [name for name, mode in modes.items() if mode.info is not None]
-    return f"served here: {', '.join(served)}" if served else "no weights here draw: serve a bundle of pictures"
+    return f"served here: {', '.join(served)}" if served else "no weights here draw: serve a picture bundle"

@@ -30,7 +30,7 @@ class DrawingRequest:
     )
     solver: str | None = setting(None, "euler, 2m (2m)", rare=True)
     guidance: float | None = setting(None, f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
-    codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", rare=True)
+    codec: str | None = setting(None, "encoding on the wire: fp32, int8, int4 (int8; steps: fp32, int8)", rare=True)
 
     # Checks the message's bounds; the router knows the model and checks the rest.
     def __post_init__(self) -> None:
@@ -43,11 +43,11 @@ class DrawingRequest:
         """The gRPC message. Raises InputError for a value that no message can carry."""
         for word in (self.mode, self.solver or "", self.codec or ""):
             if not word.isascii():
-                raise RequestError(f"{quoted(word)} has letters that no mode, solver or codec has")
+                raise RequestError(f"{quoted(word)} has characters that no mode, solver or codec has")
         try:
             return router_pb2.DrawRequest(**vars(self), previews=previews, protocol=CALLS)
         except (TypeError, ValueError) as error:
-            raise RequestError(f"this cannot be asked for: {error}") from None
+            raise RequestError(f"invalid request: {error}") from None
 
 
 def drawing_message(

@@ -58,15 +58,15 @@ def _access(
     client: RouterClient,
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> RouterAccess:
-    settings, told = request.app.state.settings, None
+    settings, forwarded = request.app.state.settings, None
     # Clients send a token out of habit, or something that is not one, and the link to the router may not be private. In
     # these cases the router decides without it, and its refusal says so if it wants a token.
     if client.is_private and (match := re.fullmatch(r"[Bb]earer +([\x21-\x7e]{1,4096})", authorization or "")):
-        told = SCHEME + match[1]
+        forwarded = SCHEME + match[1]
     # the page works at once on the user's own machine: anyone who reaches it gets texts and status, no more
     if is_loopback(settings.listen) and (own := own_token(client.address)):
-        told = SCHEME + own
-    return RouterAccess(client, settings.timeout_s, told)
+        forwarded = SCHEME + own
+    return RouterAccess(client, settings.timeout_s, forwarded)
 
 
 Router = Annotated[RouterAccess, Depends(_access)]
@@ -78,7 +78,7 @@ class _StrictRequest(Request):
         try:
             parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
-            too_deep = "nested too deep: at most 200 objects and lists in one another"  # as pydantic's parser has it
+            too_deep = "nested too deep: at most 200 objects and lists inside each other"  # as pydantic's parser has it
             problem = too_deep if "recursion limit" in str(error) else f"not JSON: {error}"
             problem = re.sub(": .*hex escape", ": half of a surrogate pair", problem)
             raise ApiError(400, f"the body is {problem}", code="invalid_json") from None

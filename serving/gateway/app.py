@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
-from serving.gateway.errors import OF_ALL, api_error_of, error_response
+from serving.gateway.errors import COMMON_ERRORS, api_error_of, error_response
 from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
@@ -46,13 +46,13 @@ MAX_CONNECTIONS = 1000
 BACKLOG = 512
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
-have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
+have an object `onesweep` with further settings; answers have `onesweep.accounting`: what the text cost."""
 
 
 def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
     """An app that talks to one router."""
     # no docs_url, no redoc_url: those pages load scripts from other servers
-    app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=OF_ALL)
+    app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=COMMON_ERRORS)
     app.version = version("onesweep")
     app.state.client, app.state.settings = client, settings
     for routes in (openai_routes, token_routes, race_routes, host_routes, page_routes()):
@@ -114,7 +114,7 @@ class OwnCertificate:
                 self._newest = _read(self.certificate, self.key)
                 log.info("new certificate %s", self.certificate)
             except InputError as error:  # perhaps only one file is replaced so far: read again at the next change
-                log.warning("new certificate not taken: %s", error)
+                log.warning("new certificate rejected: %s", error)
         connection.context = self._newest
 
 
@@ -223,7 +223,7 @@ def open_socket(listen: str) -> socket.socket:
         return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except OSError as error:
         raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
+            f"cannot listen on {listen} ({error.strerror}): the port is in use, or not an address of this machine"
         ) from None
 
 

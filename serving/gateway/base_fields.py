@@ -36,7 +36,7 @@ class Fields(BaseModel):
 
 # The fields of OpenAI's API without effect here, with the values accepted. `tests/serving/gateway` compares
 # docs/http.md with these tables.
-OF_TEXTS: dict[str, Any] = {
+IGNORED_TEXT_FIELDS: dict[str, Any] = {
     "background": Literal[False],
     "best_of": Literal[1],
     "include": Any,
@@ -56,7 +56,7 @@ OF_TEXTS: dict[str, Any] = {
     "user": Any,
     "verbosity": Any,
 }
-OF_PICTURES: dict[str, Any] = {
+IGNORED_IMAGE_FIELDS: dict[str, Any] = {
     "background": Literal["auto"],
     "moderation": Any,
     "output_compression": Any,
@@ -82,16 +82,16 @@ INSTEAD = {
     "max_tokens": "send max_output_tokens",
     "messages": "ask /v1/chat/completions, or send input to /v1/responses, a prompt to /v1/completions",
     "modalities": "the model writes text only",
-    "moderation": "nothing is moderated here",
+    "moderation": "there is no moderation here",
     "previous_response_id": "nothing is stored: send the conversation again",
     "prompt": "send messages to /v1/chat/completions, input to /v1/responses",
     "response_format": "send text.format to /v1/responses, or ask /v1/chat/completions",
     "store": "nothing is stored",
-    "suffix": "no model here fills a gap",
+    "suffix": "no model here fills in between a prompt and a suffix",
     "tools": "send functions, which the client runs, in a chat",
     "top_logprobs": "ask /v1/chat/completions",
     "truncation": "shorten the conversation where it is too long",
-    "web_search_options": "nothing is searched here: send tools",
+    "web_search_options": "there is no web search here: send tools",
 }
 
 

@@ -20,14 +20,14 @@ from serving.gateway.access import RouterAccess
 from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
-    OF_REQUESTS,
+    HTTP_SETTINGS,
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,
     PlainFormat,
     TextRequest,
 )
-from serving.gateway.messages import CallReader, ToolCall, told_messages
+from serving.gateway.messages import CallReader, ToolCall, request_messages
 from serving.modes import AUTO, SCORING
 from serving.v1 import router_pb2
 from stages.host.schema_check import held_part
@@ -102,12 +102,12 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
         "logprobs": (logprobs or 0) if scores else logprobs,
         "json_schema": json_schema,
         "stops": request.stop or (),
-        "messages": told_messages(messages),
+        "messages": request_messages(messages),
         "tools": json.dumps(tools) if tools else "",
         "must_call": chat.must_call if chat else (),
         "continue_last": chat is not None and chat.continues,
         "timeout_s": own.timeout_s,
-        **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
+        **{f.name: getattr(own, f.name) for f in HTTP_SETTINGS},
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     max_calls = 1 if chat and chat.parallel_tool_calls is False else None
@@ -116,9 +116,9 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
         texts: list[Any] = request.prompt  # a single prompt of tokens is in a list by now
         asked = [settings | {"prompt" if isinstance(each, str) else "prompt_tokens": each} for each in texts]
         prompts = [*zip(texts if request.echo and not scores else [""] * len(texts), asked, strict=True)]
-    told = most != 0, not scores or logprobs is not None
+    reported = most != 0, not scores or logprobs is not None
     names = tuple(tool.name for tool in offered)
-    return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, max_calls)
+    return CompletionOrder(tuple(prompts), seeds, *reported, tuple(unenforced), names, max_calls)
 
 
 def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
@@ -142,7 +142,7 @@ def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
 
 def _check_held(unenforced: Sequence[str], strict: bool | None, field: str) -> None:
     if strict and unenforced:
-        what = f"{field}: {', '.join(unenforced)} of a schema cannot be held: leave it out, or strict"
+        what = f"{field}: {', '.join(unenforced)} in a schema cannot be enforced: leave it out, or leave out strict"
         raise ApiError(400, what, param=field)
 
 
@@ -183,7 +183,7 @@ async def run_choice(
     :param whole: send the text in one piece.
     Raises OnesweepError.
     """
-    decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
+    decoder, result, logprobs = TextDecoder(), None, list[router_pb2.TokenLogprob]()
     reader, calls = CallReader(order.tools, order.max_calls) if order.tools else None, list[ToolCall]()
     echo, settings = order.prompts[index // len(order.seeds)]
     seed = order.seeds[index % len(order.seeds)]
@@ -201,21 +201,21 @@ async def run_choice(
             elif not order.writes:
                 continue
             elif isinstance(event, list):
-                told = event if order.logprobs else []
+                logprobs = event if order.logprobs else []
             elif isinstance(event, bytes):
                 text = decoder.feed(event)
-                if (text := reader.feed(text) if reader else text) or told:
-                    yield ChoiceText(index, text, told)
-                    told = []
+                if (text := reader.feed(text) if reader else text) or logprobs:
+                    yield ChoiceText(index, text, logprobs)
+                    logprobs = []
     if result is None:
-        raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
+        raise RouterError("the router closed the stream without a summary", grpc.StatusCode.INTERNAL)
     text = decoder.end()
     if reader:
         text = reader.feed(text)
         rest, calls = reader.end()
         text += rest
-    if text or told or calls:
-        yield ChoiceText(index, text, told, calls)
+    if text or logprobs or calls:
+        yield ChoiceText(index, text, logprobs, calls)
     yield ChoiceEnd(index, result, bool(calls))
 
 
@@ -262,36 +262,36 @@ class AnswerFormat:
         more = {"usage": usage(ends, self.order), "onesweep": own_part(ends, self.order)}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
-    def _choice(self, said: ChoiceText, reason: str | None, whole: bool = False) -> dict[str, Any]:
-        logprobs = self._logprobs(said.index, said.logprobs)
+    def _choice(self, piece: ChoiceText, reason: str | None, whole: bool = False) -> dict[str, Any]:
+        logprobs = self._logprobs(piece.index, piece.logprobs)
         if not self.chat:
-            return _choice(said.index, reason, logprobs, text=said.text)
-        calls = [call.as_json() for call in said.calls]
+            return _choice(piece.index, reason, logprobs, text=piece.text)
+        calls = [call.as_json() for call in piece.calls]
         if whole:
-            message = {"role": "assistant", "content": said.text, "refusal": None}
-            called = {"content": said.text or None, "tool_calls": calls} if calls else {}
-            return _choice(said.index, reason, logprobs, message=message | called)
-        delta: dict[str, Any] = {"content": said.text} if said.text else {}
+            message = {"role": "assistant", "content": piece.text, "refusal": None}
+            called = {"content": piece.text or None, "tool_calls": calls} if calls else {}
+            return _choice(piece.index, reason, logprobs, message=message | called)
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
         if calls:
             delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
-        return _choice(said.index, reason, logprobs, delta=delta)
+        return _choice(piece.index, reason, logprobs, delta=delta)
 
-    def _logprobs(self, index: int, told: Sequence[router_pb2.TokenLogprob]) -> dict[str, Any] | None:
-        if not told:
+    def _logprobs(self, index: int, logprobs: Sequence[router_pb2.TokenLogprob]) -> dict[str, Any] | None:
+        if not logprobs:
             return None
         if self.chat:
-            tokens = [{**_token(each), "top_logprobs": [_token(top) for top in each.top]} for each in told]
+            tokens = [{**_token(each), "top_logprobs": [_token(top) for top in each.top]} for each in logprobs]
             return {"content": tokens, "refusal": None}
         offsets = list[int]()
-        for each in told:
+        for each in logprobs:
             offsets.append(self._lengths[index])
             self._lengths[index] += len(self._decoders[index].feed(each.text))  # a token may split a character
         return {
-            "tokens": [_shown(each) for each in told],
-            "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in told],
+            "tokens": [_shown(each) for each in logprobs],
+            "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in logprobs],
             "top_logprobs": [
                 None if math.isnan(each.logprob) else {_shown(top): top.logprob for top in (each, *each.top)}
-                for each in told
+                for each in logprobs
             ],
             "text_offset": offsets,
         }
@@ -307,22 +307,22 @@ def _choice(
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _token(told: router_pb2.TokenLogprob) -> dict[str, Any]:
-    return {"token": _shown(told), "logprob": told.logprob, "bytes": list(told.text)}
+def _token(token: router_pb2.TokenLogprob) -> dict[str, Any]:
+    return {"token": _shown(token), "logprob": token.logprob, "bytes": list(token.text)}
 
 
-def _shown(told: router_pb2.TokenLogprob) -> str:
+def _shown(token: router_pb2.TokenLogprob) -> str:
     """A token's text; for a token that splits a character its bytes, in the notation of OpenAI's API."""
     try:
-        return told.text.decode()
+        return token.text.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.text)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.text)
 
 
 def own_part(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any]:
     """The `onesweep` object of an answer."""
-    told = {"unenforced": [*order.unenforced]} if order.unenforced else {}
-    return {"accounting": [{"index": end.index, **costs_of(end.result)} for end in ends], **told}
+    extra = {"unenforced": [*order.unenforced]} if order.unenforced else {}
+    return {"accounting": [{"index": end.index, **costs_of(end.result)} for end in ends], **extra}
 
 
 def usage(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any]:

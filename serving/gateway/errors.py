@@ -37,27 +37,25 @@ _STATUSES = {
 _OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")}
 _OWN_FIELDS |= {"mode", "timeout_s", "levels", "solver", "guidance"}
 # Words in a router's refusal that name a field, with the field's name in requests; and its other name at some paths.
-_SENT = {f.name: f.name for f in SETTINGS} | {name: f"onesweep.{name}" for name in _OWN_FIELDS}
-_ALIKE = "echo", "logit_bias", "prompt", "response_format", "stop", "tokens", "tool_choice", "tools"
-_SENT |= {name: name for name in _ALIKE} | {"messages": "prompt", "class": "prompt"}
-_SENT |= {"budget": "onesweep.budget_ms", "output": "max_tokens", "pictures": "n"}
-_SENT_AT = {
+_PARAMS = {f.name: f.name for f in SETTINGS} | {name: f"onesweep.{name}" for name in _OWN_FIELDS}
+_SAME_NAME = "echo", "logit_bias", "prompt", "response_format", "stop", "tokens", "tool_choice", "tools"
+_PARAMS |= {name: name for name in _SAME_NAME} | {"messages": "prompt", "class": "prompt"}
+_PARAMS |= {"budget": "onesweep.budget_ms", "output": "max_tokens", "pictures": "n"}
+_PARAMS_AT = {
     "/v1/chat/completions": {"prompt": "messages"},
     "/v1/responses": {"prompt": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
 }
 
 # The expected value, by pydantic's name of the error: pydantic's own sentences speak of Python types.
-_WANTED = {
+_EXPECTED = {
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "string_pattern_mismatch": "must be 1 to 64 letters, digits, _ and -",
     "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
     "union_tag_invalid": "must be of type {expected_tags}",
     "union_tag_not_found": "must have a type",
     "literal_error": "must be {expected}",
@@ -66,15 +64,14 @@ _WANTED = {
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
     "string_too_long": "must have at most {max_length} characters",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
+    **dict.fromkeys(("string_too_short", "too_short"), "must not be empty"),
     "too_long": "must have at most {max_length} entries",
     "missing": "is missing",
 }
 # More exact sentences, by field, whether the error is inside it, and pydantic's name.
-_WANTED_IN = {
-    **{(name, False, "list_type"): "must be a text or a list" for name in ("input", "prompt", "stop")},
-    ("prompt", True, "string_type"): "must be a text or a list",
+_EXPECTED_IN = {
+    **{(name, False, "list_type"): "must be a string or a list" for name in ("input", "prompt", "stop")},
+    ("prompt", True, "string_type"): "must be a string or a list",
     ("logit_bias", True, "string_pattern_mismatch"): "must be the number of a token",
     ("entrants", True, "string_pattern_mismatch"): "must be a mode with its settings, such as resample:ar:chunk=32",
     ("size", False, "string_pattern_mismatch"): "must be auto, or WIDTHxHEIGHT",
@@ -84,8 +81,8 @@ _WANTED_IN = {
 # a 422, which this server never sends.
 _Error = create_model("Error", message=str, type=str, param=str | None, code=str | None)
 _ERROR: dict[str, Any] = {"model": create_model("ErrorAnswer", error=_Error)}
-OF_ALL: dict[int | str, dict[str, Any]] = dict.fromkeys((403, 408, 413, 500, 503, "default"), _ERROR)
-OF_ROUTER: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 415, 429, 502, 504), _ERROR)
+COMMON_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((403, 408, 413, 500, 503, "default"), _ERROR)
+ROUTER_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 415, 429, 502, 504), _ERROR)
 
 
 class ApiError(HTTPException):
@@ -118,9 +115,9 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
-            words = "there is no such path here: GET /openapi.json tells which there are"
+            words = "there is no such path: GET /openapi.json lists the paths"
         # paths with GET also answer HEAD, which the routes do not list
-        headers = {name: "GET, HEAD" if told == "GET" else told for name, told in (error.headers or {}).items()}
+        headers = {name: "GET, HEAD" if value == "GET" else value for name, value in (error.headers or {}).items()}
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
@@ -149,10 +146,10 @@ def named(requests: Sequence[str]) -> dict[str, str]:
 def _refused_field(sentence: str, path: str) -> str | None:
     """The field, as sent, that a router's refusal names, if need be in its advice; the mode comes last, because
     refusals of other fields name it too."""
-    for said in (sentence.partition(": ")[0], sentence):
-        if named := [word for word in re.findall(r"\w+", said) if word in _SENT]:
-            sent = _SENT[min(named, key=lambda word: word == "mode")]
-            return _SENT_AT.get(path, {}).get(sent, sent)
+    for part in (sentence.partition(": ")[0], sentence):
+        if named := [word for word in re.findall(r"\w+", part) if word in _PARAMS]:
+            sent = _PARAMS[min(named, key=lambda word: word == "mode")]
+            return _PARAMS_AT.get(path, {}).get(sent, sent)
     return None
 
 
@@ -168,7 +165,7 @@ def _path(error: Mapping[str, Any], body: object) -> list[str]:
     return path
 
 
-def _reached(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[int], bool]:
+def _specificity(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[int], bool]:
     """Depth and list positions of an error in a value, and whether it is more than a wrong type."""
     path, error = found
     return len(path), [int(part) for part in path if part.isdigit()], not error["type"].endswith("_type")
@@ -177,26 +174,26 @@ def _reached(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[int]
 def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """The answer to pydantic's list of errors in a body, about the first field and the deepest place in it, because
     pydantic reports a value of a union type as wrong for each member."""
-    of_first = (each for each in errors if each["loc"][:2] == errors[0]["loc"][:2])
-    of_kinds = dict[tuple[str, ...], Mapping[str, Any]]()  # the first error for each member
-    for each in of_first:
-        of_kinds.setdefault(tuple(part for part in each["loc"] if not isinstance(part, int)), each)
-    path, first = max(((_path(each, body), each) for each in of_kinds.values()), key=_reached)
+    first_errors = (each for each in errors if each["loc"][:2] == errors[0]["loc"][:2])
+    by_kind = dict[tuple[str, ...], Mapping[str, Any]]()  # the first error for each member
+    for each in first_errors:
+        by_kind.setdefault(tuple(part for part in each["loc"] if not isinstance(part, int)), each)
+    path, first = max(((_path(each, body), each) for each in by_kind.values()), key=_specificity)
     param, name = ".".join(path) or None, path[0] if path else ""
     if first["type"] == "extra_forbidden":
         is_own = param in _OWN_FIELDS
         instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "", "leave it out")
         words = f"unknown or unsupported field {param!r}: {instead}"
         return ApiError(400, words, param=param, code="unknown_field")
-    if (wanted := _WANTED.get(first["type"])) is None:  # a sentence of ours
+    if (expected := _EXPECTED.get(first["type"])) is None:  # a sentence of ours
         words = str(first["msg"]).removeprefix("Value error, ")
         if param is None and isinstance(body, dict):
             named = (word for word in re.findall(r"\w+", words) if word in body)
             return ApiError(400, words, param=next(named, None))
         return ApiError(400, f"{param or 'the body'}: {words}", param=param)
-    wanted = wanted.format(**first.get("ctx", {})).replace("False", "false")
-    wanted = _WANTED_IN.get((name, len(path) > 1, first["type"]), wanted)
-    words = f"{param or 'the body'} {wanted}"
+    expected = expected.format(**first.get("ctx", {})).replace("False", "false")
+    expected = _EXPECTED_IN.get((name, len(path) > 1, first["type"]), expected)
+    words = f"{param or 'the body'} {expected}"
     if isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"
     if first["type"] == "literal_error" and path[-1] not in ("role", "response_format") and name in INSTEAD:

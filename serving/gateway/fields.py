@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
-from serving.gateway.base_fields import OF_PICTURES, OF_TEXTS, Fields, without_effect
+from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, Fields, without_effect
 from serving.gateway.messages import ChatMessage
 from serving.modes import DRAWING_MODES
 from serving.router.request import (
@@ -43,14 +43,14 @@ def _as_prompts(given: list[Any]) -> list[str | list[int]]:
 
 def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
     if schema and schema.get("type") != "object":
-        raise ValueError("the parameters of a tool are a JSON schema of type object")
+        raise ValueError("the parameters of a tool must be a JSON schema of type object")
     return schema or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     # hosts would enforce it on calls only, not on the words around them
     if OF_CALLS in schema:
-        raise ValueError(f"{OF_CALLS} is no keyword of JSON schemas: leave it out")
+        raise ValueError(f"{OF_CALLS} is not a keyword of JSON Schema: leave it out")
     return schema
 
 
@@ -74,23 +74,23 @@ Stops = Annotated[
 ]
 
 
-def _told(name: str, description: str = "") -> Any:  # noqa: ANN401
+def _setting_field(name: str, description: str = "") -> Any:  # noqa: ANN401
     """A field with the help and bounds of `Request`, which checks them, so that all clients get the same sentence."""
-    about = _OF_REQUESTS[name].metadata
+    about = _SETTINGS_BY_NAME[name].metadata
     bounds = about.get("bounds", Bounds())
-    told = {"minimum": bounds.least, "maximum": bounds.most, "exclusiveMinimum": bounds.above}
+    limits = {"minimum": bounds.least, "maximum": bounds.most, "exclusiveMinimum": bounds.above}
     return Field(
         default=None,
         description=description or about["http"] or about["help"].rpartition(" (")[0],
-        json_schema_extra={word: bound for word, bound in told.items() if bound is not None},
+        json_schema_extra={word: bound for word, bound in limits.items() if bound is not None},
     )
 
 
-_OF_REQUESTS = {f.name: f for f in SETTINGS}
+_SETTINGS_BY_NAME = {f.name: f for f in SETTINGS}
 # Settings of a request that OpenAI's API does not have.
-OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
+HTTP_SETTINGS = tuple(f for f in SETTINGS if f.metadata.get("http"))
 _Settings = create_model(  # type: ignore[call-overload]
-    "_Settings", __base__=Fields, **{f.name: (kind_of(f) | None, _told(f.name)) for f in OF_REQUESTS}
+    "_Settings", __base__=Fields, **{f.name: (kind_of(f) | None, _setting_field(f.name)) for f in HTTP_SETTINGS}
 )
 
 
@@ -106,18 +106,18 @@ class StreamOptions(Fields):
     include_obfuscation: Any = Field(default=None, description="no effect")
 
 
-class SampledRequest(without_effect(OF_TEXTS)):  # type: ignore[misc]
+class SampledRequest(without_effect(IGNORED_TEXT_FIELDS)):  # type: ignore[misc]
     """The common fields of completions, chats and responses."""
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
-    temperature: float | None = _told("temperature", "0 = most likely (0.8)")
+    temperature: float | None = _setting_field("temperature", "0 = greedy (0.8)")
     seed: SeedOrNone | None = Field(
         default=None,
-        description="the same seed and settings give the same text; left out or -1: a random one, told in the answer",
+        description="the same seed and settings give the same text; none or -1: a random one, returned in the answer",
     )
-    top_p: float | None = _told("top_p")
+    top_p: float | None = _setting_field("top_p")
     stream: bool | None = None
-    onesweep: Extension = Field(default=Extension(), description="settings of ours")
+    onesweep: Extension = Field(default=Extension(), description="settings of onesweep")
 
 
 class TextRequest(SampledRequest):
@@ -131,17 +131,17 @@ class TextRequest(SampledRequest):
     )
     stop: Stops = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: float | None = _told("frequency_penalty")
-    presence_penalty: float | None = _told("presence_penalty")
+    frequency_penalty: float | None = _setting_field("frequency_penalty")
+    presence_penalty: float | None = _setting_field("presence_penalty")
     logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
         default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
     )
 
 
-_SOME = Field(min_length=1, fail_fast=True)
+_NOT_EMPTY = Field(min_length=1, fail_fast=True)
 Prompt = Annotated[str, Field(min_length=1)]
-TokenPrompt = Annotated[list[Token], _SOME]
-Prompts = Annotated[list[Prompt | TokenPrompt], _SOME]
+TokenPrompt = Annotated[list[Token], _NOT_EMPTY]
+Prompts = Annotated[list[Prompt | TokenPrompt], _NOT_EMPTY]
 
 
 class CompletionRequest(TextRequest):
@@ -166,7 +166,7 @@ class CompletionRequest(TextRequest):
         return bool(self.echo) and not (texts and self.logprobs is None and self.max_tokens != 0)
 
     logprobs: TopCount | None = Field(
-        default=None, description="ln of each token's probability, and of so many of the most likely ones"
+        default=None, description="ln of each token's probability, and of this many of the most likely ones"
     )
 
 
@@ -220,7 +220,7 @@ class NamedSchema(Fields):
     name: str = Field(description="ignored")
     description: str | None = Field(default=None, description="ignored")
     schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] = Field(alias="schema")
-    strict: bool = Field(default=False, description="true: a schema of which a part cannot be held is refused")
+    strict: bool = Field(default=False, description="true: refuse a schema that cannot be enforced in full")
 
 
 class JsonSchemaFormat(Fields):
@@ -242,14 +242,14 @@ class ChatRequest(TextRequest):
     )
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
     logprobs: bool | None = Field(default=None, description="ln of each token's probability")
-    top_logprobs: TopCount | None = Field(default=None, description="and of so many of the most likely ones")
+    top_logprobs: TopCount | None = Field(default=None, description="and of this many of the most likely ones")
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         default=None, description="functions that the model may call, where its chat template takes tools"
     )
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
         default=None, description="whether, or which, a tool must be called: ar, ar-speculative"
     )
-    parallel_tool_calls: bool | None = Field(default=None, description="false: of several calls the first is returned")
+    parallel_tool_calls: bool | None = Field(default=None, description="false: return only the first of several calls")
     continue_final_message: bool | None = Field(
         default=None, description="true: the last message, of role assistant, is continued where it ends"
     )
@@ -260,7 +260,7 @@ class ChatRequest(TextRequest):
         if not self.continues:
             return self
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message needs add_generation_prompt: false, or none")
+            raise ValueError("continue_final_message needs add_generation_prompt: false, or leave that out")
         if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls or self.must_call:
             raise ValueError(
                 "continue_final_message, or add_generation_prompt: false, is for a last message of role assistant that "
@@ -297,7 +297,7 @@ class ImageExtension(Fields):
     timeout_s: Timeout = None
 
 
-class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]
+class ImageRequest(without_effect(IGNORED_IMAGE_FIELDS)):  # type: ignore[misc]
     """POST /v1/images/generations"""
 
     prompt: str = Field(description="a class of the model, by name or number")
@@ -308,8 +308,8 @@ class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]
     size: Annotated[str, Field(pattern=r"^(auto|\d{1,5}x\d{1,5})$")] | None = Field(
         default=None, description="WIDTHxHEIGHT of the model, or auto"
     )
-    seed: SeedOrNone | None = Field(default=None, description="left out: a random one, told in the answer")
-    onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of ours")
+    seed: SeedOrNone | None = Field(default=None, description="left out: a random one, returned in the answer")
+    onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of onesweep")
 
 
 class RaceRequest(Fields):
@@ -321,6 +321,6 @@ class RaceRequest(Fields):
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
     seed: Annotated[int, Field(ge=0, lt=MAX_SEED + 1)] = 1
-    temperature: float | None = _told("temperature", "0 = most likely (0.8)")
-    budget_ms: int | None = _told("budget_ms")
+    temperature: float | None = _setting_field("temperature", "0 = greedy (0.8)")
+    budget_ms: int | None = _setting_field("budget_ms")
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

@@ -25,7 +25,7 @@ from stages.limits import MAX_NESTING, nesting
 # Types of text parts in chats and responses.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 # Objects and lists around a call's arguments that the router counts as nesting.
-_AROUND = 5
+_OUTER_LEVELS = 5
 
 
 class Sent(Fields):
@@ -66,7 +66,7 @@ def _read_arguments(value: object) -> object:
         json.dumps(read, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return value
-    return read if isinstance(read, dict) and nesting(read) <= MAX_NESTING - _AROUND else value
+    return read if isinstance(read, dict) and nesting(read) <= MAX_NESTING - _OUTER_LEVELS else value
 
 
 Text = Annotated[str | None, BeforeValidator(text_of, json_schema_input_type=str | list[Any] | None)]
@@ -101,54 +101,54 @@ class ChatMessage(Sent):
     content: Text = None
     name: str | None = Field(default=None, description="no effect")
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: str | None = Field(default=None, description="role tool: the call that it answers")
+    tool_call_id: str | None = Field(default=None, description="role tool: id of the call it answers")
 
     @model_validator(mode="before")
     @classmethod
-    def _as_now(cls, value: object) -> object:
+    def _upgrade(cls, value: object) -> object:
         """Convert other kinds of text in answers, and calls and results in the format that preceded tools."""
         if not isinstance(value, dict):
             return value
-        told, called, spoken = dict(value), value.get("function_call"), value.get("audio")
-        if told.get("role") == "function":
-            told |= {"role": "tool", "tool_call_id": told.get("name")}
-        if told.get("role") != "tool":
-            told.pop("tool_call_id", None)
-        if told.get("tool_calls") == []:
-            del told["tool_calls"]
-        if told.get("role") != "assistant":
-            return told
-        told["content"] = words_of(told.get("content"))
-        if told["content"] in (None, "", []):
-            told["content"] = told.get("refusal") or (spoken.get("transcript") if isinstance(spoken, dict) else None)
-        if isinstance(called, dict) and not told.get("tool_calls"):
-            told["tool_calls"] = [{"id": called.get("name"), "function": called}]
-        return told
+        fields, called, audio = dict(value), value.get("function_call"), value.get("audio")
+        if fields.get("role") == "function":
+            fields |= {"role": "tool", "tool_call_id": fields.get("name")}
+        if fields.get("role") != "tool":
+            fields.pop("tool_call_id", None)
+        if fields.get("tool_calls") == []:
+            del fields["tool_calls"]
+        if fields.get("role") != "assistant":
+            return fields
+        fields["content"] = words_of(fields.get("content"))
+        if fields["content"] in (None, "", []):
+            fields["content"] = fields.get("refusal") or (audio.get("transcript") if isinstance(audio, dict) else None)
+        if isinstance(called, dict) and not fields.get("tool_calls"):
+            fields["tool_calls"] = [{"id": called.get("name"), "function": called}]
+        return fields
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a message of role tool has the tool_call_id that it answers")
+            raise ValueError("a message of role tool needs the tool_call_id of the call it answers")
         if self.tool_calls and self.role != "assistant":
-            raise ValueError("messages of role assistant, and no others, have tool_calls")
+            raise ValueError("only messages of role assistant can have tool_calls")
         if self.content is None and self.role not in ("assistant", "tool"):
-            raise ValueError("a message has content: a text, or parts of type text")
+            raise ValueError("a message needs content: a string, or parts of type text")
         return self
 
 
-def told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
+def request_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
     """Messages in the format of `Request`. Raises ApiError for a tool result without a matching call."""
-    told, names = list[tuple[str, ...]](), dict[str | None, str]()
+    converted, names = list[tuple[str, ...]](), dict[str | None, str]()
     for each in _in_order(messages):
         more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
         if each.role == "tool":
             if each.tool_call_id not in names:
-                message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
+                message = f"no earlier message makes the call {each.tool_call_id!r} that a message of role tool answers"
                 raise ApiError(400, message, param="messages")
             more["name"] = names[each.tool_call_id]  # some templates need it
         names |= {call.id: call.function.name for call in each.tool_calls or []}
-        told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
-    return told
+        converted.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
+    return converted
 
 
 def _in_order(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
@@ -191,42 +191,42 @@ class CallReader:
         :param most: most calls to report; None for all.
         """
         self._tools, self._most, self._cutter = tools, most, StopCutter([CALL_TAG.encode()])
-        self._text, self._fed, self._content = "", 0, ""
+        self._text, self._consumed, self._content = "", 0, ""
 
     def feed(self, text: str) -> str:
         """The content that can be handed out now."""
         self._text += text
         if self._bare or not self._text.strip():  # perhaps a call, which shows only at its end
             return ""
-        content = self._cutter.feed(self._text[self._fed :].encode(errors="replace")).decode()
-        self._fed, self._content = len(self._text), self._content + content
+        content = self._cutter.feed(self._text[self._consumed :].encode(errors="replace")).decode()
+        self._consumed, self._content = len(self._text), self._content + content
         return content
 
     def end(self) -> tuple[str, list[ToolCall]]:
         """The rest of the content, and the calls."""
         try:
-            calls = [self._call(json.loads(each)) for each in self._bare or _parted(self._text)[0]]
+            calls = [self._call(json.loads(each)) for each in self._bare or _split_calls(self._text)[0]]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             calls = []
         if not calls:
             return self._text[len(self._content) :], []
-        return "" if self._bare else _parted(self._text)[1][len(self._content) :].strip(), calls[: self._most]
+        return "" if self._bare else _split_calls(self._text)[1][len(self._content) :].strip(), calls[: self._most]
 
     @property
     def _bare(self) -> list[str]:
         """The whole text if it may be a call, else nothing."""
         return [self._text] if self._text.lstrip(" \t\r\n").startswith("{") else []
 
-    def _call(self, told: dict[str, Any]) -> ToolCall:
-        arguments = told.get("arguments", told.get("parameters"))
-        if told["name"] not in self._tools or not isinstance(arguments, dict):
-            raise ValueError("no call of a tool")
+    def _call(self, call: dict[str, Any]) -> ToolCall:
+        arguments = call.get("arguments", call.get("parameters"))
+        if call["name"] not in self._tools or not isinstance(arguments, dict):
+            raise ValueError("not a tool call")
         # half a surrogate pair is not valid text: the client could not send the call back
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
-        return ToolCall(told["name"], text)
+        return ToolCall(call["name"], text)
 
 
-def _parted(text: str) -> tuple[list[str], str]:
+def _split_calls(text: str) -> tuple[list[str], str]:
     """The tagged calls in a text, and the words around them. The last call may lack its end tag if a stop string or the
     limit cut it off."""
     calls, words, at = list[str](), list[str](), 0

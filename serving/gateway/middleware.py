@@ -72,7 +72,7 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
 
 
 def unreadable() -> ApiError:
-    words = f"this is no HTTP/1.1, or its head is larger than {MAX_HEAD_BYTES} bytes"
+    words = f"this is not HTTP/1.1, or its head is larger than {MAX_HEAD_BYTES} bytes"
     return ApiError(400, words, headers=CLOSING | SECURITY_HEADERS)
 
 
@@ -132,13 +132,13 @@ class RequestBounds:
                     if grown and self._received_bytes + grown > BODIES_BYTES:
                         raise ApiError(
                             503,
-                            "too many large bodies are on their way: send it later",
+                            "too many large bodies are in flight: try again later",
                             headers=CLOSING | {"retry-after": "1"},
                         )
                     counted, self._received_bytes = counted + grown, self._received_bytes + grown
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=CLOSING) from None
+            raise ApiError(408, f"the body took more than {BODY_S:g} s: send it faster", headers=CLOSING) from None
         finally:
             self._received_bytes -= counted
         return bytes(body)
@@ -150,16 +150,16 @@ def _unpacked(body: bytes, headers: Headers) -> bytes:
     if packing == "identity":
         return body
     if packing != "gzip":
-        raise ApiError(415, f"the body is packed as {packing[:20]!r}: send it plain, or packed by gzip")
+        raise ApiError(415, f"the body is encoded as {packing[:20]!r}: send it plain, or as gzip")
     unpacking = zlib.decompressobj(GZIP)
     try:
         unpacked = unpacking.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error:
-        raise ApiError(400, "the body is not packed by gzip: send it plain", code="invalid_gzip") from None
+        raise ApiError(400, "the body is not gzip: send it plain", code="invalid_gzip") from None
     if len(unpacked) > MAX_BODY_BYTES:
         raise _too_large()
     if not unpacking.eof or unpacking.unused_data:
-        raise ApiError(400, "the body does not end where gzip's data do: send all of it", code="invalid_gzip")
+        raise ApiError(400, "the body does not end where its gzip data end: send all of it", code="invalid_gzip")
     return unpacked
 
 
@@ -218,7 +218,7 @@ HTTP_METRICS = (
     MetricFamily("onesweep_http_request_seconds", "histogram", "Time to the end of the answer.", ("path",)),
 )
 OTHER = "other"  # label of unknown paths and methods: clients choose these, so they must not become labels
-LEFT = "left"  # status of a request whose client left before the answer began
+CLIENT_LEFT = "left"  # status of a request whose client left before the answer began
 
 
 class RequestLog:
@@ -234,7 +234,7 @@ class RequestLog:
         return {"onesweep_http_requests_total": self.statuses, "onesweep_http_request_seconds": self.seconds}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin, status, request, plain = time.perf_counter(), LEFT, "", as_plain(scope)
+        begin, status, request, plain = time.perf_counter(), CLIENT_LEFT, "", as_plain(scope)
 
         async def sender(message: Message) -> None:
             nonlocal status, request
@@ -250,9 +250,9 @@ class RequestLog:
             path = getattr(plain.get("route"), "path", OTHER)
             self.statuses[path, status] += 1
             self.seconds.setdefault((path,), Histogram()).add(seconds)
-            told = {"request": request, "method": method, "path": path, "status": status}
+            record = {"request": request, "method": method, "path": path, "status": status}
             log.info(
                 "%s %s %s, %.1f ms%s",
                 *(method, path, status, seconds * 1000, f", request {request}" if request else ""),
-                extra=told | {"ms": round(seconds * 1000, 3)},
+                extra=record | {"ms": round(seconds * 1000, 3)},
             )

@@ -22,7 +22,7 @@ from serving.gateway.completions import (
     usage,
     whole_choices,
 )
-from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
+from serving.gateway.errors import ROUTER_ERRORS, ApiError, json_response, named
 from serving.gateway.fields import (
     MAX_CHOICES,
     ChatRequest,
@@ -55,7 +55,7 @@ async def mode_of(router: RouterAccess, model: str, asked: str | None = None) ->
     if named and asked and named != asked:
         raise ApiError(
             400,
-            f"the model is {model}, but onesweep.mode is {quoted(asked)}: name the mode in one of them",
+            f"the model is {model}, but onesweep.mode is {quoted(asked)}: name the mode in only one of them",
             param="onesweep.mode",
         )
     return named or asked or AUTO
@@ -82,8 +82,8 @@ def _size(pictures: stage_pb2.PictureInfo) -> str:
     return f"{pictures.width}x{pictures.height}"
 
 
-routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=OF_ROUTER)
-token_routes = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=OF_ROUTER)
+routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=ROUTER_ERRORS)
+token_routes = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=ROUTER_ERRORS)
 _STARTED = int(time.time())
 # The answers' objects in the OpenAPI schema.
 _Made = create_model("Made", id=str, object=str, model=str, usage=dict[str, Any], onesweep=dict[str, Any])
@@ -131,24 +131,23 @@ async def tokenize(request: TokenizeRequest, router: Router) -> Response:
     if not text:
         raise ApiError(400, "the prompt is empty: give some text", param="prompt")
     piece = False in (request.add_special_tokens, request.add_special)
-    told = await router.tokenize(await mode_of(router, request.model), text=text.encode(), piece=piece)
-    tokens = list(told.tokens)
-    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": told.context_tokens})
+    answer = await router.tokenize(await mode_of(router, request.model), text=text.encode(), piece=piece)
+    tokens = list(answer.tokens)
+    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": answer.context_tokens})
 
 
 @token_routes.post("/detokenize", response_class=Response, responses={200: {"model": _Text}})
 async def detokenize(request: DetokenizeRequest, router: Router) -> Response:
     """The text of tokens, under the names that vLLM and llama.cpp have for it."""
-    told = await router.tokenize(await mode_of(router, request.model), tokens=request.tokens)
-    text = told.text.decode(errors="replace")
+    answer = await router.tokenize(await mode_of(router, request.model), tokens=request.tokens)
+    text = answer.text.decode(errors="replace")
     return json_response({"prompt": text, "content": text})
 
 
 @routes.get("/models", response_class=Response, responses={200: {"model": _Models}})
 async def models(router: Router) -> Response:
     """A model for each served mode, and `onesweep`, which chooses the best of them."""
-    status = await router.status()
-    return json_response({"object": "list", "data": catalogue(status, _STARTED)})
+    return json_response({"object": "list", "data": catalogue(await router.status(), _STARTED)})
 
 
 @routes.get("/models/{model}", response_class=Response, responses={200: {"model": _Model}})
@@ -167,7 +166,7 @@ async def images(request: ImageRequest, router: Router) -> Response:
         raise _no_model(request.model, f" draws: choose {MODEL}")
     shown = (await router.status()).pictures
     if not shown.classes:
-        raise ApiError(400, "no model here draws: the router serves one that writes", param="prompt")
+        raise ApiError(400, "no model here draws: the router serves one that writes text", param="prompt")
     size = _size(shown)
     if request.size not in (None, "auto", size):
         raise ApiError(400, f"size {request.size} cannot be drawn: this model draws {size}", param="size")
@@ -188,7 +187,7 @@ async def _order(router: RouterAccess, request: TextRequest, format_field: str =
     if isinstance(request, ChatRequest):
         _check_tools(request)
     if request.max_tokens == 0 and isinstance(request, CompletionRequest) and not request.echo:
-        message = "max_tokens 0 is for echo, which tells the prompt: send echo: true, or more tokens"
+        message = "max_tokens 0 is for echo, which returns the prompt: send echo: true, or more tokens"
         raise ApiError(400, message, param="max_tokens")
     return order_of(request, await mode_of(router, request.model, request.onesweep.mode), format_field)
 
@@ -197,7 +196,7 @@ def _check_tools(request: ChatRequest) -> None:
     """Raise ApiError for tools or a tool choice that cannot be enforced."""
     names, must = [tool.name for tool in request.offered], request.must_call
     if len({*names}) < len(names):
-        raise ApiError(400, "two tools have one name", param="tools")
+        raise ApiError(400, "two tools have the same name", param="tools")
     if request.tool_choice not in (None, "none") and not names:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if not {*must} <= {*names}:

@@ -13,7 +13,7 @@ from serving.client.result import unready_words
 from serving.client.variants import all_variants, parse_variants, variant_settings
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
-from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
+from serving.gateway.errors import ROUTER_ERRORS, ApiError, api_error_of, json_response
 from serving.gateway.fields import RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
@@ -46,7 +46,7 @@ def page_routes() -> APIRouter:
     return routes
 
 
-race_routes = APIRouter(route_class=StrictRoute, tags=["pages"], responses=OF_ROUTER)
+race_routes = APIRouter(route_class=StrictRoute, tags=["pages"], responses=ROUTER_ERRORS)
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "Events, each with its `lane`"}
@@ -100,7 +100,7 @@ host_routes = APIRouter()
 _HOSTS, _STATE = {"model": dict[str, Any]}, {"model": dict[str, str]}
 
 
-@host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=OF_ROUTER | {200: _HOSTS})
+@host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=ROUTER_ERRORS | {200: _HOSTS})
 async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race may have."""
     status = await router.status()

@@ -34,7 +34,7 @@ _ITEMS = {
     "function_call_output": ("call_id",),
 }
 # Items of answers that are not words for our models: actions of OpenAI's tools, and items that nothing here reads.
-_LEFT_OUT = {
+_IGNORED_ITEMS = {
     "code_interpreter_call",
     "compaction",
     "computer_call",
@@ -54,7 +54,7 @@ ITEMS = Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
 
 def _as_items(value: object) -> object:
     if isinstance(value, list):
-        return [each for each in value if not isinstance(each, dict) or str(each.get("type")) not in _LEFT_OUT]
+        return [each for each in value if not isinstance(each, dict) or str(each.get("type")) not in _IGNORED_ITEMS]
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
@@ -75,16 +75,16 @@ class InputItem(Sent):
         """Turn calls of custom tools into calls of functions, and keep only the words of an answer."""
         if not isinstance(value, dict):
             return value
-        told = dict(value)
-        if told.get("type") == "item_reference":
+        fields = dict(value)
+        if fields.get("type") == "item_reference":
             raise ValueError("nothing is stored, so an item_reference names nothing: send the item (store: false)")
-        if isinstance(kind := told.get("type"), str):
-            told["type"] = kind.replace("custom_tool", "function")
+        if isinstance(kind := fields.get("type"), str):
+            fields["type"] = kind.replace("custom_tool", "function")
         if kind == "custom_tool_call":
-            told["arguments"] = told.get("input")
-        if told.get("role") == "assistant":
-            told["content"] = words_of(told.get("content"))
-        return told
+            fields["arguments"] = fields.get("input")
+        if fields.get("role") == "assistant":
+            fields["content"] = words_of(fields.get("content"))
+        return fields
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -98,7 +98,7 @@ def _check_outputs(items: list[InputItem]) -> list[InputItem]:
     called = set[str | None]()
     for item in items:
         if item.type == "function_call_output" and item.call_id not in called:
-            raise ValueError(f"no function_call before the output has the call_id {item.call_id!r}")
+            raise ValueError(f"no earlier function_call has the call_id {item.call_id!r} of this output")
         called |= {item.call_id}
     return items
 
@@ -173,21 +173,21 @@ class ResponseRequest(SampledRequest):
 
     def _messages(self) -> list[ChatMessage]:
         """The messages of the chat: one of role assistant holds the model's text and the calls that follow it."""
-        told = list[dict[str, Any]]()
+        turns = list[dict[str, Any]]()
         if self.instructions:
-            told.append({"role": "system", "content": self.instructions})
+            turns.append({"role": "system", "content": self.instructions})
         for item in self.input:
             if item.type == "message":
-                told.append({"role": item.role, "content": item.content})
+                turns.append({"role": item.role, "content": item.content})
             elif item.type == "function_call_output":
-                told.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+                turns.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
             else:
-                if not told or told[-1]["role"] != "assistant" or len(told[-1].get("tool_calls", ())) == MAX_TOOLS:
-                    told.append({"role": "assistant"})
+                if not turns or turns[-1]["role"] != "assistant" or len(turns[-1].get("tool_calls", ())) == MAX_TOOLS:
+                    turns.append({"role": "assistant"})
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "function": function}
-                told[-1].setdefault("tool_calls", []).append(call)
-        return [ChatMessage(**each) for each in told]
+                turns[-1].setdefault("tool_calls", []).append(call)
+        return [ChatMessage(**each) for each in turns]
 
 
 # Answers
@@ -203,37 +203,37 @@ class ResponseFormat:
 
     async def whole(self, choice: Choice) -> dict[str, Any]:
         """The complete answer. Raises OnesweepError."""
-        (said,), (end,) = await whole_choices(choice, 1)
-        return self._response(said, end)
+        (answer,), (end,) = await whole_choices(choice, 1)
+        return self._response(answer, end)
 
     async def events(self, choice: Choice) -> AsyncGenerator[bytes, None]:
         """Yield events as the text arrives; the first waits for the router, so that a refusal has a status. Raises
         OnesweepError."""
         place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
-        said, began = ChoiceText(0, ""), False
+        answer, began = ChoiceText(0, ""), False
         async with aclosing(choice):
             async for item in choice:
                 if not began:
                     began = True
                     for name in ("created", "in_progress"):
-                        yield self._event(name, response=self._response(said, None))
+                        yield self._event(name, response=self._response(answer, None))
                 if isinstance(item, ChoiceText):
                     if item.text:
-                        if not said.text:
+                        if not answer.text:
                             yield self._opening(place)
                         yield self._event("output_text.delta", **place, delta=item.text, logprobs=[])
-                    said += item
+                    answer += item
                     continue
                 # calls are known only at the end, and come whole
-                done = self._response(said, item)
+                done = self._response(answer, item)
                 for index, output in enumerate(done["output"]):
                     if output["type"] == "function_call":
                         yield self._call_events(index, output)
                     else:
-                        if not said.text:
+                        if not answer.text:
                             yield self._opening(place)
-                        yield self._event("output_text.done", **place, text=said.text, logprobs=[])
-                        yield self._event("content_part.done", **place, part=_part(said.text))
+                        yield self._event("output_text.done", **place, text=answer.text, logprobs=[])
+                        yield self._event("content_part.done", **place, part=_part(answer.text))
                     yield self._event("output_item.done", output_index=index, item=output)
                 yield self._event(done["status"], response=done)
 
@@ -251,16 +251,16 @@ class ResponseFormat:
 
     def _event(self, name: str, **content: object) -> bytes:
         kind = f"response.{name}"
-        told = {"type": kind, "sequence_number": self._events, **content}
+        event = {"type": kind, "sequence_number": self._events, **content}
         self._events += 1
-        return b"event: " + kind.encode() + b"\ndata: " + json.dumps(told).encode() + b"\n\n"
+        return b"event: " + kind.encode() + b"\ndata: " + json.dumps(event).encode() + b"\n\n"
 
-    def _response(self, said: ChoiceText, end: ChoiceEnd | None) -> dict[str, Any]:
+    def _response(self, answer: ChoiceText, end: ChoiceEnd | None) -> dict[str, Any]:
         """:param end: None while the text is being generated."""
         request, choice = self.request, self.request.tool_choice
         kind = request.text.format if request.text else None
         status = "in_progress" if end is None else "incomplete" if end.reason == "length" else "completed"
-        message = [self._message(said.text, status)] if end and (said.text or not said.calls) else []
+        message = [self._message(answer.text, status)] if end and (answer.text or not answer.calls) else []
         return {
             "id": self.id,
             "object": "response",
@@ -272,7 +272,7 @@ class ResponseFormat:
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
             "model": request.model,
-            "output": [*message, *(_call(call) for call in said.calls if end)],
+            "output": [*message, *(_call(call) for call in answer.calls if end)],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
@@ -296,8 +296,8 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    told = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-    return {"type": "function_call", "id": call.id.replace("call_", "fc_"), **told, "status": "completed"}
+    about = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+    return {"type": "function_call", "id": call.id.replace("call_", "fc_"), **about, "status": "completed"}
 
 
 def _usage(end: ChoiceEnd, order: CompletionOrder) -> dict[str, Any]:

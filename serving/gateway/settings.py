@@ -22,25 +22,25 @@ class HttpSettings:
 
     listen: str = setting(DEFAULT_LISTEN, "", metavar="HOST:PORT")
     router: str = setting(DEFAULT_ROUTER, ROUTER_HELP, shown="", metavar="HOST:PORT")
-    tls_cert: Path | None = setting(None, "serve https: certificate chain, PEM")
+    tls_cert: Path | None = setting(None, "serve HTTPS: certificate chain, PEM")
     tls_key: Path | None = setting(None, "its key, PEM")
     # None: plain text to the router.
     router_tls: Tls | None = setting(
         None,
-        "whose certificate of the router is believed",
+        "certificate authority of the router, PEM",
         name="--tls-ca",
         metavar="FILE",
         type=lambda path: Tls(Path(path)),
     )
-    insecure: bool = setting(False, "accept an address that others can reach, unencrypted")
+    insecure: bool = setting(False, "allow plain text on an address that others can reach")
     # Names allowed in a request's Host header, in addition to `localhost` and addresses.
     allow_hosts: tuple[str, ...] = setting(
-        (), "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
+        (), "a host name of this server; repeat", name="--allow-host", metavar="NAME", action="append"
     )
-    timeout_s: float = setting(120.0, "of requests that name none", above=0, most=MAX_TIMEOUT_S, rare=True)
+    timeout_s: float = setting(120.0, "of requests without one", above=0, most=MAX_TIMEOUT_S, rare=True)
     seeing: ObservabilitySettings = UNOBSERVED
-    keep_alive_s: int = setting(KEEP_ALIVE_S, "a connection without a request is closed after", least=1, rare=True)
-    drain_s: float = setting(DRAIN_S, "time for running answers to end", above=0, rare=True)
+    keep_alive_s: int = setting(KEEP_ALIVE_S, "an idle connection is closed after", least=1, rare=True)
+    drain_s: float = setting(DRAIN_S, "time for running answers to finish", above=0, rare=True)
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen address")

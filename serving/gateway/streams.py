@@ -52,29 +52,29 @@ async def event_stream(events: AsyncGenerator[bytes, None], requests: Sequence[s
 
     :param requests: the router's names for the requests, once known.
     """
-    heard = _with_comments(events)
-    return EventStream(await anext(heard), heard, named(requests))
+    stream = _with_comments(events)
+    return EventStream(await anext(stream), stream, named(requests))
 
 
 async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Yield events as they come, and a comment when none comes for long. Raises OnesweepError."""
     silence_s = FIRST_SILENCE_S
-    coming = asyncio.ensure_future(anext(events))
+    pending = asyncio.ensure_future(anext(events))
     try:
         while True:
-            done, _ = await asyncio.wait({coming}, timeout=silence_s)
+            done, _ = await asyncio.wait({pending}, timeout=silence_s)
             silence_s = SILENCE_S
             if not done:
                 yield WAITING
                 continue
             try:
-                event = coming.result()
+                event = pending.result()
             except StopAsyncIteration:
                 return
-            coming = asyncio.ensure_future(anext(events))
+            pending = asyncio.ensure_future(anext(events))
             yield event
     finally:
-        await cancelled([coming])
+        await cancelled([pending])
         await events.aclose()
 
 

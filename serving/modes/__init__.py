@@ -25,14 +25,14 @@ MODES: Mapping[str, tuple[str, str]] = {
     "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
 COPY = "local:copy"
-NO_COPY = "the router has no copy of the hosts' model: `onesweep import` puts one beside a model that it imports"
+NO_COPY = "the router has no copy of the hosts' model: `onesweep import` adds one to a model that it imports"
 AUTO = "auto"
 # Modes that need no hosts, for text and for pictures.
 WITHOUT_HOSTS = ("local", COPY)
 # Modes that sample token by token and so accept sampling settings; given those, `auto` chooses among these modes.
 SHAPED = ("ar", "ar-speculative", "local", COPY, AUTO)
 # Modes whose every token is sampled by the hosts: they can report logprobs and follow a schema.
-TELLING = ("ar", "ar-speculative", AUTO)
+LOGPROB_MODES = ("ar", "ar-speculative", AUTO)
 # The mode that can report a prompt's logprobs.
 SCORING = "ar"
 # The hosts' models that can score given tokens, by their names in requests. The first one served is the default.
@@ -48,7 +48,7 @@ DEFAULT_LEVELS = 12
 # Doubles the compute and halves the distance to real pictures (docs/research/pictures.md).
 DEFAULT_GUIDANCE = 2.0
 MAX_PICTURES = 1024
-PICTURES_SERVED = "the checkpoint draws: ask with `onesweep draw`, over HTTP at /v1/images/generations"
+PICTURES_SERVED = "this checkpoint only draws: use `onesweep draw`, or POST /v1/images/generations"
 
 
 def metric_mode(mode: str) -> str:

@@ -74,7 +74,7 @@ class ArMode(PipelineMode):
             def check(event: stage_pb2.Event, given: bytes = given, count: int = count) -> None:
                 check_tokens(event, request, vocabulary, count + 1)
                 if vocabulary.count(event.text) != count + 1 or not event.text.startswith(given):
-                    raise internal("the tokens of a prompt came back as others")
+                    raise internal("the hosts returned prompt tokens that were not sent")
 
             sample = stage_pb2.Sample(sampling=plain, draft=count, given=True)
             step = stage_pb2.Read(prompt=1, codec=request.codec, sample=sample)
@@ -100,19 +100,19 @@ class SpeculativeMode(ArMode):
 def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabulary, most: int = 1) -> None:
     """Raise StatusError unless `event` brings 1 to `most` tokens, with the logprobs that `request` asks for."""
     if not 1 <= (count := count_tokens(event, vocabulary, "step")) <= most:
-        raise internal(f"a step that may bring {most} tokens came back with {count}")
+        raise internal(f"a step for at most {most} tokens returned {count}")
     if event.complete and not request.json_schema:
-        raise internal("a step came back as the end of a text that follows no schema")
+        raise internal("a step ended the text as if a schema held it, and none was given")
     if request.logprobs is None:
         if event.HasField("logprobs"):
-            raise internal("a step came back with log-probabilities that nobody asked for")
+            raise internal("a step returned log-probabilities that were not requested")
         return
-    told, each = event.logprobs, count * min(request.logprobs, vocabulary.size)
+    logprobs, each = event.logprobs, count * min(request.logprobs, vocabulary.size)
     try:
-        named = len(vocabulary.tokens(told.top_tokens))
+        named = len(vocabulary.tokens(logprobs.top_tokens))
     except CodecError as error:
-        raise internal(f"a step came back with nonsense: {error}") from None
-    if (len(told.nats), len(told.top_nats), named) != (4 * count, 4 * each, each):
-        raise internal(f"a step of {count} tokens came back without their log-probabilities")
-    if not (np.frombuffer(told.nats + told.top_nats, "<f4") <= 0).all():  # false for NaN
-        raise internal("a step came back with log-probabilities that are none")
+        raise internal(f"a step returned invalid data: {error}") from None
+    if (len(logprobs.nats), len(logprobs.top_nats), named) != (4 * count, 4 * each, each):
+        raise internal(f"a step of {count} tokens lacks the requested log-probabilities")
+    if not (np.frombuffer(logprobs.nats + logprobs.top_nats, "<f4") <= 0).all():  # false for NaN
+        raise internal("a step returned invalid log-probabilities")

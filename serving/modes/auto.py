@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from serving.modes import AUTO, SHAPED, TELLING
+from serving.modes import AUTO, LOGPROB_MODES, SHAPED
 from serving.modes.base import Generation, Mode
 from serving.modes.frontier import WRITTEN_BY, Forecast, Frontier, LatencyModel, Option
 from serving.modes.resample import ResampleMode
@@ -26,7 +26,7 @@ from stages.wire.status import StatusError, failed_precondition, invalid, unavai
 # first, which `ar-speculative` generates in fewer sweeps than `ar`. Then come the modes without a pipeline, and last
 # the one without hosts.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
-FAR = "resample is passed over, for its drafter was not trained as its scorer was; "
+RESAMPLE_SKIPPED = "resample is skipped: its drafter and its scorer were trained differently; "
 
 # The choice of `auto` with a frontier: the best text in time, judged by forecasts alone.
 
@@ -53,16 +53,16 @@ def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | N
     which = f"{len(forecasts)} settings"
     if budget_ms is not None:
         which = f"the {len(fitting)} of {which} that fit {budget_ms:.0f} ms"
-    aim = min((f.option for f in forecasts), key=lambda option: (option.mode != "ar", option.bits))
-    equal = [f for f in fitting if f.option.bits <= (aim.bits if aim.bits_high is None else aim.bits_high)]
-    if equal:
-        f = min(equal, key=lambda f: (f.sweeps if budget_ms is None else 0, f.high_ms, f.option.bits))
+    target = min((f.option for f in forecasts), key=lambda option: (option.mode != "ar", option.bits))
+    as_good = [f for f in fitting if f.option.bits <= (target.bits if target.bits_high is None else target.bits_high)]
+    if as_good:
+        f = min(as_good, key=lambda f: (f.sweeps if budget_ms is None else 0, f.high_ms, f.option.bits))
     else:
         f = min(fitting, key=lambda f: (f.option.bits, f.high_ms))
     what = f"{f.option.label} with {f.option.bits:.3f} judge bits a byte"
-    if equal and f.option != aim:
+    if as_good and f.option != target:
         how = "the fewest sweeps" if budget_ms is None else "the least time"
-        what += f" is no worse than {aim.label} ({aim.bits:.3f}) to the judge, and takes {how} of {which}"
+        what += f" is no worse than {target.label} ({target.bits:.3f}) to the judge, and takes {how} of {which}"
     else:
         what += f" has the best text of {which}"
     trips = f"{f.sweeps:.0f} sweep{'s' * (round(f.sweeps) != 1)} of {f.trip_ms:.0f} ms and " if f.sweeps else ""
@@ -150,7 +150,7 @@ class AutoMode(Mode):
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
         resample = self.modes.get(ResampleMode.name)
-        is_far = isinstance(resample, ResampleMode) and not resample.problem and not resample.is_near
+        is_skipped = isinstance(resample, ResampleMode) and not resample.problem and not resample.is_near
         for mode in self._preferred():
             length = mode.tokenizer.vocabulary.count(request.prompt) + request.max_tokens
             if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
@@ -160,9 +160,9 @@ class AutoMode(Mode):
             except StatusError as error:
                 refusal = refusal or error
             else:
-                said = f"{mode.name} is the first of {', '.join(PREFERENCE)} that these weights allow"
-                return mode, f"{said}; {FAR * is_far}{why}"
-        raise refusal or failed_precondition("no mode that is served can do this request: name one")
+                reason = f"{mode.name} is the first of {', '.join(PREFERENCE)} that these weights allow"
+                return mode, f"{reason}; {RESAMPLE_SKIPPED * is_skipped}{why}"
+        raise refusal or failed_precondition("no served mode can do this request: name a mode to see why")
 
     def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises StatusError if no option can do the request, or none in time."""
@@ -172,22 +172,22 @@ class AutoMode(Mode):
         forecasts = [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
         if not forecasts:
             if problem := self.ring.problem:
-                raise unavailable(f"{problem}; no setting of the frontier does without hosts")
+                raise unavailable(f"{problem}; no setting of the frontier works without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
         sweep_ms = self.conditions.trip_ms()
         if budget_ms is not None and not self.ring.problem and budget_ms < sweep_ms:
             raise invalid(
-                f"a budget of {budget_ms} ms is below one sweep, which takes {sweep_ms:.0f} ms on the links as they "
+                f"a budget of {budget_ms} ms is less than a sweep, which takes {sweep_ms:.0f} ms on the links as they "
                 "are now: give more"
             )
         choice = choose(forecasts, budget_ms)
         if choice is None:
-            least = min(forecasts, key=lambda f: f.high_ms)
+            fastest = min(forecasts, key=lambda f: f.high_ms)
             noun = "bytes" if request.max_tokens == request.max_bytes else self.tokenizer.noun
             raise invalid(
-                f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the quickest setting, "
-                f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
+                f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the fastest setting, "
+                f"{fastest.option.label}, takes {fastest.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
             )
         return choice
 
@@ -229,8 +229,8 @@ class AutoMode(Mode):
 
 def _takes(mode: Mode, request: Generation) -> bool:
     """True if `mode` accepts the sampling, logprob and schema settings of `request`."""
-    tells = request.logprobs is not None or request.json_schema
-    return mode.name in TELLING or (not tells and (not request.shapes or mode.name in SHAPED))
+    needs_ar = request.logprobs is not None or request.json_schema
+    return mode.name in LOGPROB_MODES or (not needs_ar and (not request.shapes or mode.name in SHAPED))
 
 
 def _expected(request: Generation, account: Account) -> int:

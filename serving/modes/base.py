@@ -72,15 +72,15 @@ class Generation(Request):
         """The sampling settings in readable form."""
         return words_of({"temperature": self.temperature, **self.shapes})
 
-    def check_fit(self, tokenizer: Tokenizer, positions: int, whose: str = "the model's context is") -> None:
+    def check_fit(self, tokenizer: Tokenizer, positions: int, limit: str = "the model's context is") -> None:
         """Raise StatusError if a context lacks room. A limit in bytes counts as that many tokens: a byte may be one."""
         counts_bytes = tokenizer is not BYTE_TOKENIZER and self.max_tokens == self.max_bytes
         prompt, unit = tokenizer.vocabulary.count(self.prompt), " bytes, each counted as a token" * counts_bytes
-        if (whole := prompt + self.max_tokens) > positions:
+        if (total := prompt + self.max_tokens) > positions:
             parts = [f"prompt ({prompt} {tokenizer.noun})", f"output ({self.max_tokens}{unit})"]
             # an output too long for any prompt is the mistake to name first
-            said = " and ".join(parts if self.max_tokens < positions else reversed(parts))
-            raise invalid(f"{said} together take {whole}, {whose} {positions}: shorten one of them")
+            sizes = " and ".join(parts if self.max_tokens < positions else reversed(parts))
+            raise invalid(f"{sizes} together take {total}, {limit} {positions}: shorten one of them")
 
     @property
     def shaping(self) -> Shaping:
@@ -181,16 +181,16 @@ def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) ->
     try:
         return len(vocabulary.tokens(event.text))
     except CodecError as error:
-        raise internal(f"a {source} came back with nonsense: {error}") from None
+        raise internal(f"a {source} returned invalid data: {error}") from None
 
 
 async def book(
-    session: Session, request: Generation, tokens: bytes, left: int, told: stage_pb2.Logprobs | None = None
+    session: Session, request: Generation, tokens: bytes, left: int, logprobs: stage_pb2.Logprobs | None = None
 ) -> tuple[bytes, int]:
     """Add a result to the account. Returns its tokens up to the text's end, and how many tokens may follow: none after
-    the end, where this also finishes the session. told: the tokens' logprobs."""
+    the end, where this also finishes the session. logprobs: the tokens' logprobs."""
     piece, ended = request.until_end(tokens, session.vocabulary)
-    session.account.add_text(piece, told)
+    session.account.add_text(piece, logprobs)
     left = 0 if ended or session.account.complete else left - session.vocabulary.count(tokens)
     if not left:
         await session.finish()

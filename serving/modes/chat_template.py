@@ -62,7 +62,7 @@ class ChatTemplate:
         try:
             self._rendered([])
         except TemplateProblem as problem:
-            raise CheckpointError(f"the chat template {problem}; take the one that the weights came with") from None
+            raise CheckpointError(f"the chat template {problem}; use the one that came with the weights") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), turn: bool = True) -> str:
         """The conversation so far, and the opening of the model's turn. Blocks. Raises TemplateProblem.
@@ -78,7 +78,7 @@ class ChatTemplate:
             (text,) = self._rendered([{**plain, "tools": tools or None}])
             # a template that supports tools writes their names; one that formats calls itself renders another text
             if tools and not (self._arguments and (_names(tools, text) or [text] != self._rendered([plain]))):
-                raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
+                raise TemplateProblem("takes no tools, or uses a call format other than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
             if called:  # some templates allow one call a turn, or reject other servers' ids
                 return self.render(calls_as_text(messages), tools, turn)
@@ -100,14 +100,14 @@ class ChatTemplate:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
-                parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
+                parameters[name] = _relocated(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
-            raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
+            raise TemplateProblem("must_call needs tools, each a function with name and parameters") from None
         try:
-            told = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
+            enforced = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
         except (ValueError, TypeError, RecursionError):
-            raise TemplateProblem("the JSON schema is no JSON object") from None
-        return json.dumps({"anyOf": calls, "$defs": parameters, **told}) if calls else ""
+            raise TemplateProblem("the JSON schema is not a JSON object") from None
+        return json.dumps({"anyOf": calls, "$defs": parameters, **enforced}) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
         """Render a text for each of `given`, the values of the template's variables. Raises TemplateProblem."""
@@ -143,19 +143,19 @@ class ChatTemplate:
 def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with calls as text of the model's turn and results as text of the user's, in the format of Qwen's and
     Hermes' templates. Merges turns of one role, for templates that require alternation. Raises TemplateProblem."""
-    told = list[tuple[str, str]]()
+    turns = list[tuple[str, str]]()
     for each in messages:
         try:
             functions = [call["function"] for call in each.get("tool_calls", ())]
             calls = [{name: function[name] for name in ("name", "arguments")} for function in functions]
         except (LookupError, TypeError):
-            raise TemplateProblem("tool_calls are a list of functions with name and arguments") from None
+            raise TemplateProblem("tool_calls must be a list of functions with name and arguments") from None
         if each["role"] == "tool":
-            told.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
+            turns.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
         else:
             tagged = [f"{CALL_TAG}\n{_json(call)}\n{CALL_END}" for call in calls]
-            told.append((each["role"], "\n".join([each["content"]] * bool(each["content"]) + tagged)))
-    runs = groupby(told, lambda turn: turn[0])
+            turns.append((each["role"], "\n".join([each["content"]] * bool(each["content"]) + tagged)))
+    runs = groupby(turns, lambda turn: turn[0])
     return [{"role": role, "content": "\n".join(text for _, text in run)} for role, run in runs]
 
 
@@ -167,13 +167,13 @@ def _names(tools: Sequence[Any], text: str) -> bool:
         return False
 
 
-def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401
+def _relocated(schema: Any, place: str) -> Any:  # noqa: ANN401
     """A JSON schema whose references to itself still work when it stands at `place` in another one."""
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_relocated(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(each, place) for name, each in schema.items()}
+    moved = {name: _relocated(each, place) for name, each in schema.items()}
     if isinstance(target := moved.get("$ref"), str) and target.startswith("#"):
         moved["$ref"] = place + target[1:]
     return moved
@@ -187,7 +187,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # In the process: a sandbox keeps the template away from everything else there, and limits bound its resources.
 
 
-class _Unfit(TemplateError):
+class _Rejected(TemplateError):
     """Raised by a template for messages that it does not accept."""
 
 
@@ -206,7 +206,7 @@ def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals.update(raise_exception=_unfit, strftime_now=lambda form: datetime.now(UTC).strftime(form))
+    environment.globals.update(raise_exception=_reject, strftime_now=lambda form: datetime.now(UTC).strftime(form))
     environment.filters["tojson"] = _json
     return environment.from_string(source)
 
@@ -222,9 +222,9 @@ def _texts(source: str, given: Sequence[Mapping[str, Any]]) -> list[str] | str:
     try:
         return [_text(template, each) for each in given]
     except SecurityError as error:
-        return f"does what it may not: {error}"
-    except _Unfit as error:
-        return f"does not take these messages: {error.message}"
+        return f"uses a forbidden operation: {error}"
+    except _Rejected as error:
+        return f"rejects these messages: {error.message}"
     except RecursionError as error:
         return f"does not end: {error}"
     except MemoryError:
@@ -239,12 +239,12 @@ def _text(template: Template, given: Mapping[str, Any]) -> str:
         pieces.append(piece)
         length += len(piece)
         if length > MAX_RENDERED:
-            raise _Unfit(f"they take more than {MAX_RENDERED} characters in it")
+            raise _Rejected(f"it renders them to more than {MAX_RENDERED} characters")
     return "".join(pieces)
 
 
-def _unfit(message: object) -> NoReturn:
-    raise _Unfit(str(message)[:200])
+def _reject(message: object) -> NoReturn:
+    raise _Rejected(str(message)[:200])
 
 
 def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401

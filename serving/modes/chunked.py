@@ -23,7 +23,7 @@ class ChunkedMode(PipelineMode):
         most = MAX_LOGITS // vocabulary.size
         if chunk > most:
             raise invalid(
-                f"{chunk} {self.tokenizer.noun} in one sweep are more than hosts hold the probabilities of ({most}): "
+                f"{chunk} {self.tokenizer.noun} are too many for the memory of hosts in one sweep (at most {most}): "
                 "write the text in smaller chunks, with mode chunked"
             )
 
@@ -49,7 +49,7 @@ class ChunkedMode(PipelineMode):
 
                 def check(event: stage_pb2.Event, slots: int = slots) -> None:
                     if (count := count_tokens(event, vocabulary, "sweep")) != slots:
-                        raise internal(f"a sweep for {slots} tokens came back with {count}")
+                        raise internal(f"a sweep for {slots} tokens returned {count}")
 
                 account.add_sweep(event := await session.event(check))
                 piece, left = await book(session, request, event.text, left)

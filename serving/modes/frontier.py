@@ -138,7 +138,7 @@ class Frontier:
             raise InputError(f"'frontier' must be {VERSION}, the version of the file, not {table.get('frontier')!r}")
         options = table.get("options")
         if not isinstance(options, list) or not options:
-            raise InputError("'options' must be a list with one entry or more")
+            raise InputError("'options' must be a list with at least one entry")
         weights = {str(name): str(digest) for name, digest in _table(table.get("weights"), "weights").items()}
         parsed = {"options": tuple(map(Option.from_record, options)), "weights": weights}
         return from_toml(cls, _known(cls, table) | parsed, "it")

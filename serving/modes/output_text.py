@@ -15,7 +15,7 @@ class OutputText:
         """
         self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), max_bytes
         # the name of a control token never appears in the text: as a stop string, the token itself ends the text
-        self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
+        self._numbers, self._vocabulary = tokenizer.hidden_tokens(stops), tokenizer.vocabulary
         self.stopped = self.over = False  # a stop string ended the text; the text is complete
 
     def feed(self, tokens: bytes) -> bytes:

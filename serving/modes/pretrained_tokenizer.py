@@ -122,14 +122,14 @@ class PretrainedTokenizer(Tokenizer):
         told, kept = list[int](), (each for each in tokens if each not in self._left_out)
         for are_bytes, row in groupby(kept, self._bytes.__contains__):
             if are_bytes:
-                mended = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
-                told += [self._spelled[byte] for byte in mended]
+                repaired = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
+                told += [self._spelled[byte] for byte in repaired]
             else:
                 told += row
         text: str = self.encoding.decode(told)
         return text
 
-    def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
+    def hidden_tokens(self, names: Sequence[bytes]) -> frozenset[int]:
         return frozenset(self._numbers[name.decode()] for name in names if name.decode() in self._numbers)
 
     def token_text(self, token: int) -> bytes:
@@ -223,7 +223,7 @@ class _Tokens(Detokenizer):
         return self._text(self._known + self._held)[len(self._text(self._known)) :]
 
     def _text(self, tokens: list[int]) -> str:
-        with library_errors(lambda problem: internal(f"the model's tokenizer fails on what was written: {problem}")):
+        with library_errors(lambda problem: internal(f"the model's tokenizer fails on the generated text: {problem}")):
             return self.tokenizer.decode(tokens)
 
 
@@ -236,7 +236,7 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
     size = manifest.text_architecture.vocabulary
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= size:
         raise CheckpointError(
-            f"the tokenizer of {directory} has a token {last}, the model {size} tokens: it belongs to another one"
+            f"the tokenizer of {directory} has a token {last}, the model {size} tokens: use its own tokenizer"
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -263,7 +263,7 @@ def _specials(directory: Path, manifest: Manifest) -> tuple[dict[str, str], froz
         named = {name: token for name, token in record.items() if name.endswith("_token") and token is not None}
         ends, most = record.get("end_tokens"), manifest.text_architecture.vocabulary
         if not all(isinstance(each, str) for each in named.values()) or not isinstance(ends or [], list):
-            raise ValueError("its tokens must be texts, and end_tokens a list")
+            raise ValueError("its tokens must be strings, and end_tokens a list")
         if len(ends or []) > MAX_ENDS or not all(type(end) is int and 0 <= end < most for end in ends or []):
             raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
         sampling = dict(record.get("sampling") or {})

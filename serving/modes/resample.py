@@ -51,10 +51,10 @@ async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[st
 def read_scores(payload: bytes, count: int) -> Floats:
     """ln p of each candidate from a `Scores` message: (count,). Raises StatusError for a malformed one."""
     if len(payload) != 8 * count:
-        raise internal(f"scores of {count} candidates came back as {len(payload)} bytes")
+        raise internal(f"the scores of {count} candidates have {len(payload)} bytes")
     nats = np.frombuffer(payload, dtype="<f8").astype(np.float64)
     if np.isnan(nats).any():
-        raise internal("the scores of candidates are not numbers: look at the hosts' weights")
+        raise internal("the scores of candidates are not numbers: check the hosts' weights")
     return nats
 
 
@@ -83,8 +83,8 @@ class ResampleMode(Mode):
     @property
     def served(self) -> list[str]:
         """The hosts' scorers with this mode's tokenizer, by their names in requests."""
-        ours = self.tokenizer.id
-        return [name for name, model in self._models.items() if self.tokenizers.of(model.digest).id == ours]
+        own = self.tokenizer.id
+        return [name for name, model in self._models.items() if self.tokenizers.of(model.digest).id == own]
 
     @property
     def positions(self) -> int:
@@ -98,8 +98,8 @@ class ResampleMode(Mode):
                 f"scorer {name!r} cannot be served: the hosts have no {SCORERS[name]}/ in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self._drafter.positions)):
-            request.check_fit(self.tokenizer, context, f"in mode {self.name} {who} has a context of")
+        for owner, context in ((f"scorer {name!r}", model.positions), ("the drafter", self._drafter.positions)):
+            request.check_fit(self.tokenizer, context, f"in mode {self.name} {owner} has a context of")
         if request.temperature == 0:
             raise invalid(ONE_TEXT)
         if request.max_distance is not None and (problem := self.exact.problem):
@@ -110,17 +110,17 @@ class ResampleMode(Mode):
         """Raise StatusError if hosts (by the scorer's width) or the drafter lack room for the candidates."""
         chunk, candidates = self._sizes(request)
         noun, most, fit = self.tokenizer.noun, max_scored(width), self._fit(chunk)
-        each, who = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
+        one, room = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
         if chunk > most:
             raise invalid(
-                f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
+                f"a candidate of {one} does not fit a message to the hosts ({most} {noun}): give a smaller chunk"
             )
         if not fit:
-            raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
+            raise invalid(f"the drafter has no memory for a candidate of {one}: give a smaller chunk")
         if candidates > fit:
             raise invalid(
-                f"{candidates} candidates of {each} are more than {who} for: at most {fit} fit, "
-                f"so give {fit} candidates or fewer, or a smaller chunk"
+                f"{room} for {fit} candidates of {one}, not {candidates}: "
+                f"give {fit} candidates or fewer, or a smaller chunk"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
@@ -131,7 +131,7 @@ class ResampleMode(Mode):
         # candidates are not cached, so the hosts need no room for the last chunk
         capacity = vocabulary.count(text) + left - 1
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
-            write = self._there if not self.is_near and self._sizes(request)[0] > 1 else self._here
+            write = self._on_hosts if not self.is_near and self._sizes(request)[0] > 1 else self._at_router
             async with aclosing(write(session, request, account)) as drawn:
                 async for piece, weights in drawn:
                     # the sum bounds the total distance
@@ -154,7 +154,7 @@ class ResampleMode(Mode):
             async for piece in pieces:
                 yield piece
 
-    async def _here(self, session: Session, request: Generation, account: Account) -> Drawn:
+    async def _at_router(self, session: Session, request: Generation, account: Account) -> Drawn:
         """Yield chunks drawn among candidates of the router's own model."""
         from stages.backends.whole_model import Continuations
 
@@ -176,7 +176,7 @@ class ResampleMode(Mode):
             yield piece, weights
             text, left, number = text + piece, left - length, number + 1
 
-    async def _there(self, session: Session, request: Generation, account: Account) -> Drawn:
+    async def _on_hosts(self, session: Session, request: Generation, account: Account) -> Drawn:
         """Yield chunks that the last host draws among its own candidates."""
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
         left, empty, drawn = request.max_tokens, 0, list[ImportanceWeights | None]()
@@ -184,7 +184,7 @@ class ResampleMode(Mode):
         def check(event: stage_pb2.Event) -> None:
             drawn.append(read_drawn(event, vocabulary, min(chunk, left), candidates))
             if drawn[-1] is None and empty > account.replays:
-                raise internal("a step came back without text")
+                raise internal("a step returned no text")
 
         scoring = stage_pb2.Score(
             temperature=request.temperature,
@@ -248,8 +248,8 @@ def read_drawn(event: stage_pb2.Event, vocabulary: Vocabulary, length: int, coun
     if not (written := count_tokens(event, vocabulary, "step")):
         return None
     if written != length:
-        raise internal(f"a step that draws {length} tokens came back with {written}")
+        raise internal(f"a step that draws {length} tokens returned {written}")
     nats, drafter_nats = (read_scores(each, count) for each in (event.candidates.nats, event.candidates.drafter_nats))
     if not np.isfinite(drafter_nats).all():
-        raise internal("candidates came back that their drafter cannot have written")
+        raise internal("the hosts returned candidates that their drafter cannot have written")
     return weigh(nats, drafter_nats, length)

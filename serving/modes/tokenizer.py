@@ -91,7 +91,7 @@ class Tokenizer(ABC):
     def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
         """Blocks. Raises StatusError for a conversation that the model's template rejects."""
 
-    def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
+    def hidden_tokens(self, names: Sequence[bytes]) -> frozenset[int]:
         """Control tokens with one of these names, which texts leave out."""
         return frozenset()
 

@@ -89,7 +89,7 @@ class Account:
     audits: list[Awaitable[bool]] = field(default_factory=list)  # of answers that ended early, still running
     # Of the generated tokens, and how many of these have been reported.
     logprobs: list[Drawn] = field(default_factory=list)
-    told: int = 0
+    reported: int = 0
     # Of the prompt's tokens, if requested; NaN for the first.
     prompt_logprobs: list[Drawn] = field(default_factory=list)
     # Trips of the sweeps that have not been reported yet; None if the client did not request them.
@@ -135,7 +135,7 @@ class Account:
     def take_logprobs(self, end: int) -> list[Drawn]:
         """Logprobs of the tokens since the last call, up to but without token number `end` of the text."""
         # a text that is generated again repeats what was handed out
-        taken, self.told = self.logprobs[self.told : end], max(self.told, end)
+        taken, self.reported = self.logprobs[self.reported : end], max(self.reported, end)
         return taken
 
     def add_draft(self, drafted: int, accepted: int) -> None:

@@ -158,7 +158,7 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
             if expected is None or not abs(nats - expected) <= tolerance:  # true for NaN too
                 raise failed_precondition(
                     f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says "
-                    f"{expected}: the parts do not make the model that they should"
+                    f"{expected}: the parts do not form the right model"
                 )
             say(f"{kind}: {nats:.4f} nats a token on its probe text, through the hosts")
     for name in served.served_modes:
@@ -175,7 +175,7 @@ async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
             return await job()
         except AuditFailed as error:  # the faulty host is quarantined by now
             if not left:
-                raise unavailable(f"{error} in the smoke test: look at the hosts") from None
+                raise unavailable(f"{error} in the smoke test: check the hosts") from None
         except StatusError as refusal:
             if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
                 raise
@@ -199,9 +199,9 @@ async def _write(mode: Mode) -> None:
         async for _ in retry_after_audit(mode, generation, account):
             pass
     except StatusError as refusal:
-        raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
+        raise StatusError(refusal.code, f"mode {mode.name} fails with this release: {refusal.message}") from None
     if account.output_tokens != TEST_TOKENS and not generation.ends:
-        raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} tokens of {TEST_TOKENS} with it")
+        raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} of {TEST_TOKENS} test tokens")
 
 
 async def _draw(mode: DrawingMode) -> None:
@@ -209,7 +209,7 @@ async def _draw(mode: DrawingMode) -> None:
         order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, {mode.name: mode}, _deadline())
         await retry_drawing(order, Account(), lambda preview: None)
     except StatusError as refusal:
-        raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
+        raise StatusError(refusal.code, f"mode {mode.name} fails with this release: {refusal.message}") from None
 
 
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:

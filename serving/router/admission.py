@@ -85,8 +85,8 @@ class Admission:
         self._reserved = max(limit // RESERVED_SHARE, 1) if reserves and limit > 1 else 0
         # Most places of a key without a limit of its own, which could fill them with requests of an hour each.
         self._share = max(limit // 2, 1) if reserves else limit
-        self._batch_most = max(limit - max(limit // INTERACTIVE_SHARE, 1), 1)
-        self._batch_least = limit // BATCH_SHARE  # zero of a few places: else a batch request could hold one of two
+        self._max_batches = max(limit - max(limit // INTERACTIVE_SHARE, 1), 1)
+        self._min_batches = limit // BATCH_SHARE  # zero of a few places: else a batch request could hold one of two
         self.stopping = False  # no request is admitted any more
 
     def ask(self, request: PlaceRequest, now_s: float, unix_s: float) -> None:
@@ -96,7 +96,7 @@ class Admission:
 
         Raises StatusError: RESOURCE_EXHAUSTED says which limit was reached and when to retry."""
         if self.stopping:
-            raise unavailable("the router is stopping: ask another one, or this one later")
+            raise unavailable("the router is stopping: use another router, or try again later")
         usage = self._usage.setdefault(request.key.name, Usage())
         usage.most = request.key.concurrent or self._share
         # a request over its own quota does not wait: the caller knows best when to retry
@@ -141,17 +141,17 @@ class Admission:
     def _check_quotas(self, key: Key, usage: Usage, max_bytes: int, now_s: float, unix_s: float) -> None:
         """Take one request off the rate's allowance. Raises StatusError for a request over a quota."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
-            said = f"key {key.name} has {key.concurrent} requests under way, its limit"
-            raise exhausted(said, self._retry_ms(1))
+            message = f"key {key.name} has {key.concurrent} requests in flight, its limit"
+            raise exhausted(message, self._retry_ms(1))
         day, into_s = divmod(unix_s, DAY_S)
         if usage.day != day:
             usage.day, usage.bytes_today = int(day), 0
         if key.bytes_per_day is not None and usage.bytes_today + max_bytes > key.bytes_per_day:
-            said = (
-                f"key {key.name} may use {key.bytes_per_day} bytes a day, prompts included: "
+            message = (
+                f"key {key.name} may use {key.bytes_per_day} bytes per day, prompts included: "
                 f"{max(key.bytes_per_day - usage.bytes_today, 0)} are left until midnight UTC"
             )
-            raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
+            raise exhausted(f"{message}, and the request may need {max_bytes}", math.ceil((DAY_S - into_s) * 1000))
         if key.rate is None:
             return
         most = max(key.rate, 1.0)
@@ -159,26 +159,26 @@ class Admission:
         usage.topped_up_s = now_s
         if usage.allowance < 1.0:
             wait_ms = math.ceil((1.0 - usage.allowance) / key.rate * 1000)
-            raise exhausted(f"key {key.name} may start {key.rate:g} requests a second", wait_ms)
+            raise exhausted(f"key {key.name} may start {key.rate:g} requests per second", wait_ms)
         usage.allowance -= 1.0
 
     def _queue(self, request: PlaceRequest, usage: Usage) -> None:
         key, batch, wait_s = request.key, request.batch, min(self.settings.queue_wait_s, request.left_s)
-        full = f"{self.requests} requests are under way, the limit"
+        full = f"{self.requests} requests are in flight, the limit"
         if self.requests < self.settings.request_limit:
-            full = f"key {key.name} has {usage.held} requests under way, and the places left are kept for others"
-            if batch and self.batches >= self._batch_most:
-                full = f"{self.batches} batch requests are under way, and the places left are for interactive ones"
+            full = f"key {key.name} has {usage.held} requests in flight, and the remaining places are kept for others"
+            if batch and self.batches >= self._max_batches:
+                full = f"{self.batches} batch requests are in flight, and the remaining places are for interactive ones"
         place = self._place_in_queue(usage, batch)
         expected_s = self._mean_s * place / self.settings.request_limit
         if self.settings.queue_limit == 0 or expected_s > wait_s:
             raise exhausted(full, self._retry_ms(place))
         # Waiting smooths bursts: a few requests may wait, none longer than its deadline.
         if self.waiting >= self.settings.queue_limit:
-            self._make_room(usage, exhausted(f"{full}, and {self.waiting} more wait", self._retry_ms(place)), batch)
+            self._make_room(usage, exhausted(f"{full}, and {self.waiting} are waiting", self._retry_ms(place)), batch)
         request.change("has to wait")
-        request.wait_s, said = wait_s, f"{full} (waited {wait_s:.3g} s)"
-        request.refusal = exhausted(said, self._retry_ms(place))
+        request.wait_s, message = wait_s, f"{full} (waited {wait_s:.3g} s)"
+        request.refusal = exhausted(message, self._retry_ms(place))
         usage.waiting.append(request)
 
     def _place_in_queue(self, usage: Usage, batch: bool) -> int:
@@ -193,13 +193,13 @@ class Admission:
 
     def _make_room(self, usage: Usage, refusal: StatusError, batch: bool) -> None:
         """Refuse the newest request of the key with the most waiting, batch requests first."""
-        gives_way = any(each.batch for other in self._usage.values() for each in other.waiting)
+        batch_waits = any(each.batch for other in self._usage.values() for each in other.waiting)
 
         def pool(other: Usage) -> list[PlaceRequest]:
-            return [each for each in other.waiting if each.batch or not (batch or gives_way)]
+            return [each for each in other.waiting if each.batch or not (batch or batch_waits)]
 
         longest = max(self._usage.values(), key=lambda other: len(pool(other)))
-        if (batch or not gives_way) and len(pool(longest)) <= len(pool(usage)) + 1:
+        if (batch or not batch_waits) and len(pool(longest)) <= len(pool(usage)) + 1:
             raise refusal
         longest.waiting.remove(last := pool(longest)[-1])
         last.change("makes room")
@@ -209,7 +209,7 @@ class Admission:
     def _may_take(self, usage: Usage, batch: bool) -> bool:
         free = self.settings.request_limit - self.requests
         fits = free > (self._reserved if usage.held else 0) and usage.held < usage.most
-        return fits and not (batch and self.batches >= self._batch_most)
+        return fits and not (batch and self.batches >= self._max_batches)
 
     def _give_place(self, request: PlaceRequest, usage: Usage, event: str) -> None:
         request.change(event)
@@ -221,9 +221,9 @@ class Admission:
     def _give_places(self) -> None:
         """Give free places to the key that holds the fewest, and among equals to the one that waited longest."""
         while True:
-            owed = self.batches < self._batch_least
+            serve_batch = self.batches < self._min_batches
             queues = [
-                (each.batch != owed, usage.held, usage.turn, at, usage, each)
+                (each.batch != serve_batch, usage.held, usage.turn, at, usage, each)
                 for usage in self._usage.values()
                 for at, each in enumerate(usage.waiting)
                 if self._may_take(usage, each.batch)

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 Results = list[stage_pb2.Event]
 
 
-def alike(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
+def same_kind(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
     """True if machines of one kind, as they report it, hold each part of the model: they compute the same bits."""
     kinds = [
         {part: link.info.machine if link.info else "" for link in path for part in link.entry.blocks}
@@ -98,13 +98,13 @@ class Auditor:
         # Guards the suspicion: two findings must not mix.
         self._judging = asyncio.Lock()
         self.suspicion = Suspicion()
-        self._told_unlike = False
+        self._warned_unlike = False
 
     def picks(self, answer: AuditedAnswer) -> bool:
         """True if an answer is to be audited: this share of all, and every one of a suspect."""
         return bool(self.suspicion.names & _names(answer.hosts)) or self._random.random() < self.share
 
-    def apart(self) -> set[str]:
+    def to_avoid(self) -> set[str]:
         """Addresses to avoid, a random half of the suspects each time: the next wrong answer narrows them down."""
         names = sorted(self.suspicion.names)
         half = self._random.sample(names, len(names) // 2 if len(names) > 1 else self._random.randint(0, len(names)))
@@ -120,16 +120,16 @@ class Auditor:
             other = answer.choose(_addresses(answer.path))
         if other is None or set(other) == set(answer.path):
             return True
-        if not alike(answer.hosts, other):
-            if not self._told_unlike:
-                log.warning("answers of unlike machines are not audited: give blocks replicas on machines of one kind")
-            self._told_unlike = True
+        if not same_kind(answer.hosts, other):
+            if not self._warned_unlike:
+                log.warning("answers of unlike machines are not audited: put replicas on machines of one kind")
+            self._warned_unlike = True
             return True
         self.counters.audited += len(answer.results)
         try:
             return await self._audit(answer, other)
         except StatusError as refusal:
-            log.info("an audit was given up: %s", refusal.message)
+            log.info("an audit was abandoned: %s", refusal.message)
             return True
 
     async def _audit(self, answer: AuditedAnswer, other: HostPath) -> bool:
@@ -140,14 +140,14 @@ class Auditor:
         if (right := await self._right(answer, other, theirs)) is None:
             names = " and ".join(", ".join(sorted(_names(path))) for path in (answer.hosts, other))
             log.error(
-                "hosts %s disagree on an answer, and nobody can tell which of them is wrong: start the router with "
+                "hosts %s disagree on an answer, and nothing shows which is wrong: start the router with "
                 "--checkpoint, or add a third replica",
                 names,
             )
             return True
         is_right = right is not theirs
         wrong, path = (frozenset(other), other) if is_right else (answer.hosts, answer.path)
-        log.warning("an answer over %s was wrong", ", ".join(sorted(_names(wrong))))
+        log.warning("an answer from %s was wrong", ", ".join(sorted(_names(wrong))))
         async with self._judging:
             if not any(link.quarantined for link in wrong):  # by another audit, meanwhile
                 await self._suspect(answer, wrong, path, right)
@@ -182,7 +182,7 @@ class Auditor:
 
     async def _suspect(self, answer: AuditedAnswer, wrong: frozenset[HostLink], path: HostPath, right: Results) -> None:
         """Record a wrong answer of the hosts `wrong`, and quarantine the liar if it can be named."""
-        suspicion, mended = self.suspicion, set[str]()
+        suspicion, cleared = self.suspicion, set[str]()
         suspicion.add(_names(wrong))
         # A careless liar shows at once: answers are wrong on each path with it, and on no other.
         for index in self._random.sample(range(len(path)), len(path)):
@@ -190,18 +190,18 @@ class Auditor:
                 around = (*path[:index], replica, *path[index + 1 :])
                 try:
                     if same_results(await self._ask(answer, around), right):
-                        mended.add(path[index].entry.name)
+                        cleared.add(path[index].entry.name)
                     else:
                         suspicion.add(_names(around))
                 except StatusError:  # no evidence either way
                     continue
         names = suspicion.names
         liar = next((link for link in self.ring.links if link.entry.name in names), None)
-        if len(names) > 1 or liar is None or not names <= mended:
+        if len(names) > 1 or liar is None or not names <= cleared:
             log.error("one of the hosts %s is faulty: further answers will tell which", ", ".join(sorted(names)))
             return
         self.counters.faulty_hosts += 1
-        self.ring.quarantine(liar, "every answer that was wrong passed it")
+        self.ring.quarantine(liar, "every wrong answer passed through it")
         suspicion.names = frozenset()
 
     async def _ask(self, answer: AuditedAnswer, path: HostPath) -> Results:
@@ -227,7 +227,7 @@ class Auditor:
                 self.counters.hops += len(hops) * len(path)
                 results += whole
         except TimeoutError:
-            raise deadline_exceeded("an audited answer did not come back") from None
+            raise deadline_exceeded("no result arrived for an audited answer") from None
         finally:
             self.ring.end(attempt)
         return answer.told(results)
@@ -297,7 +297,7 @@ async def retry_after_audit(
                 raise data_loss(WRONG_SO_FAR) from None  # the client has its logprobs already, and they were wrong too
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
-    raise unavailable(f"{MAX_TRIES} times a host of this request was faulty: look at the hosts")
+    raise unavailable(f"a host of this request was faulty {MAX_TRIES} times: check the hosts")
 
 
 MAX_HOURS = 32.0
@@ -330,7 +330,7 @@ class Quarantine:
         times = before.times if before else 0
         hours = min(2.0**times, MAX_HOURS)
         instances = [each for each in (*(before.instances if before else ()), instance) if each]
-        said = f"{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
+        said = f"{reason}; check its machine and weights; it gets no work for {hours:.0f} h"
         kept = tuple(dict.fromkeys(instances))[-MAX_FAULTY:]
         self._findings[name] = Finding(said, time.time() + hours * 3600, times + 1, kept)
         self._write()
@@ -354,7 +354,7 @@ class Quarantine:
         try:
             replace_file(self._path, lambda path: path.write_text(text, encoding="utf-8"))
         except OnesweepError as error:
-            log.warning("what was found of faulty hosts is lost with this process: %s", error)
+            log.warning("findings about faulty hosts will be lost when this process exits: %s", error)
 
 
 def _read(path: Path) -> dict[str, Finding]:
@@ -365,5 +365,5 @@ def _read(path: Path) -> dict[str, Finding]:
             for name, each in told.items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("%s cannot be read, and is written anew: %s", path, error)
+        log.warning("%s cannot be read, and is rewritten: %s", path, error)
         return {}

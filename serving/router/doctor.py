@@ -148,7 +148,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
     if not info.ready:
         report.bad(host.name, f"not ready: {info.not_ready_reason}")
     if tuple(info.blocks) != host.blocks:
-        report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}: start it anew")
+        report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}: restart it")
     due = topology.successors(host)
     dialled = [link.address for link in info.links]
     if sorted(due) != sorted(dialled):
@@ -191,7 +191,7 @@ def judge(report: Report) -> None:
         digests = {getattr(machine, f"{kind}_digest") for machine in hosts}
         if len(digests) > 1:
             shown = ", ".join(f"{m.name} {getattr(m, f'{kind}_digest')[:12] or '(none)'}" for m in hosts)
-            report.bad("checkpoint", f"the hosts have different {kind} checkpoints ({shown}): give all the same")
+            report.bad("checkpoint", f"the hosts have different {kind} checkpoints ({shown}): give all the same one")
 
 
 def _judge_hop(report: Report, hop: MeasuredLink) -> None:
@@ -211,22 +211,22 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
     if hop.state_ms > 1.5 * hop.rtt_ms + serial_ms + 2:
         report.bad(
             where,
-            f"a full state takes {hop.state_ms:.1f} ms where {hop.rtt_ms + serial_ms:.1f} are due: its first bytes "
-            "wait for acknowledgements; see that keep-warm is on, or set net.ipv4.tcp_slow_start_after_idle=0",
+            f"a full state takes {hop.state_ms:.1f} ms instead of {hop.rtt_ms + serial_ms:.1f}: its first bytes "
+            "wait for acknowledgements; turn keep-warm on, or set net.ipv4.tcp_slow_start_after_idle=0",
         )
 
 
 def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
     if len({machine.backend for machine in hosts}) > 1:
         shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
-        report.bad("device", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
+        report.bad("device", f"the hosts compute differently ({shown}): rare ties may differ; use one kind")
     for blocks in sorted({machine.blocks for machine in hosts} - {()}):
         replicas = [machine for machine in hosts if machine.blocks == blocks]
         if len({machine.backend for machine in replicas}) > 1:
             report.bad(
                 ", ".join(machine.name for machine in replicas),
                 f"they hold the same blocks ({','.join(map(str, blocks))}) and compute differently: a text that one "
-                "continues for another may change at a rare tie, and audits may take one for faulty; give all the same "
+                "continues for another may change at a rare tie, and audits may blame one; give all the same "
                 "--device, on GPUs of one kind",
             )
 

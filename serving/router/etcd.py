@@ -54,7 +54,7 @@ class EtcdTopology:
                 problems.append(f"{member.host}:{member.port} {_words(error)}")
                 self._members.append(self._members.pop(0))
         else:
-            raise ServiceError(f"no etcd answers at {self} ({'; '.join(problems)}): start it, or put --topology right")
+            raise ServiceError(f"no etcd answers at {self} ({'; '.join(problems)}): start it, or correct --topology")
         if not found:
             raise ServiceError(f"etcd has no key {self._key}: `etcdctl put {self._key} < topology.toml` puts it there")
         return parse_topology(found[0], str(self))

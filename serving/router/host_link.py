@@ -26,7 +26,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed, so that the answer leaves first.
-MAX_OWED = 4096  # Sessions that a lost host still has to free; older ones end there with their leases.
+MAX_UNRELEASED = 4096  # Sessions that a lost host still has to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
 # A host counts as lost when its answer to a keep-warm message is late by this, by three round trips, and by twice its
 # recent delay or the pause that it reports, whichever is longer. gRPC's own keepalive needs at least 15 s with the
@@ -35,7 +35,7 @@ SILENT_S = 1.0
 # Limits on a host's description of itself.
 MAX_BLOCKS, MAX_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # `status` names clocks that differ by more: certificates and logs depend on them.
-ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
+ONE_AT_A_TIME = "it computes requests one at a time: on its processor, a result would depend on others in the batch"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with equal digests can share a request.
@@ -58,7 +58,7 @@ class HostLink:
         self.parts = 0  # blocks of the whole model, as the host reports; 0 while unknown
         self.held: dict[Weights, stage_pb2.Release] = {}  # loaded releases, the newest last
         # Why no request can use this host; empty when one can.
-        self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        self.problem = f"host {entry.name} at {entry.address} has not been reached yet"
         self.is_lost = False  # it does not answer, and no joining machine takes its place
         self.warning = ""  # something to fix while requests still use the host; empty without such
         # The finding of an audit, and the monotonic time until which the host gets no work.
@@ -70,7 +70,7 @@ class HostLink:
         self.prefixes = frozenset[bytes]()
         self.prefix_version = 0
         self.onward: dict[str, stage_pb2.LinkInfo] = {}  # the host's own links, by target address
-        self._owed: list[str] = []  # sessions still to be freed there
+        self._unreleased: list[str] = []  # sessions still to be freed there
         self._releasing = False
 
     @property
@@ -93,7 +93,7 @@ class HostLink:
         took_ms = timing.queue_ms + timing.compute_ms
         self.hop_ms += NEW_SHARE * (took_ms - self.hop_ms) if self.hop_ms else took_ms
 
-    def hear(self, info: stage_pb2.DescribeResponse) -> None:
+    def update(self, info: stage_pb2.DescribeResponse) -> None:
         """Store the host's description of itself. Raises StatusError for one that no sound host sends."""
         sizes = len(info.blocks), len(info.links), len(info.releases)
         if any(size > most for size, most in zip(sizes, (MAX_BLOCKS, MAX_HOSTS, MAX_RELEASES), strict=True)):
@@ -103,12 +103,12 @@ class HostLink:
         self.onward = {link.address: link for link in info.links}
         self.held = {weights_of(release): release for release in info.releases if not release.loading}
 
-    def hear_prefixes(self, told: stage_pb2.PrefixList) -> None:
+    def update_prefixes(self, listed: stage_pb2.PrefixList) -> None:
         """Store the host's list of cached prefixes."""
-        if told.version != self.prefix_version:
-            keys = told.digests[: MAX_LISTED * LISTED_BYTES]  # once: each access to the field copies it
+        if listed.version != self.prefix_version:
+            keys = listed.digests[: MAX_LISTED * LISTED_BYTES]  # once: each access to the field copies it
             self.prefixes = frozenset(keys[at : at + LISTED_BYTES] for at in range(0, len(keys), LISTED_BYTES))
-            self.prefix_version = told.version
+            self.prefix_version = listed.version
 
     def forget_prefixes(self) -> None:
         """Assume an empty prefix cache until the host sends its list again."""
@@ -126,11 +126,11 @@ class HostLink:
         """Refresh `info`, `problem` and the leases of `sessions`. Raises StatusError if the host does not answer."""
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
-        self.hear(info)
+        self.update(info)
         self.is_lost = False
         slow = ONE_AT_A_TIME if info.one_at_a_time else ""
         self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
-        self.hear_prefixes(info.prefixes)
+        self.update_prefixes(info.prefixes)
         if monotonic() >= self.quarantined_until:
             self.quarantined = ""
         if self.quarantined:
@@ -138,32 +138,32 @@ class HostLink:
         elif tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
-                f"the topology says {list(self.entry.blocks)}: start it anew"
+                f"the topology says {list(self.entry.blocks)}: restart it"
             )
         elif not info.ready:
             self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
         elif not all(0 <= link.rtt_ms < math.inf for link in info.links):
-            self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
+            self.problem = f"host {self.entry.name} reported impossible round trips: check what runs there"
         else:
             self.problem = ""
 
     async def release(self, session: str | None = None) -> None:
         """Free a session, together with others that end at about the same time or are still owed."""
         if session is not None:
-            self._owed = [*self._owed, session][-MAX_OWED:]
+            self._unreleased = [*self._unreleased, session][-MAX_UNRELEASED:]
         if self._releasing:
             return
         self._releasing = True
         try:
-            while self._owed:
+            while self._unreleased:
                 await asyncio.sleep(RELEASE_AFTER_S)
-                owed, self._owed = self._owed, []
+                unreleased, self._unreleased = self._unreleased, []
                 try:
-                    request = stage_pb2.ReleaseRequest(sessions=owed, prefixes=self.prefix_version)
+                    request = stage_pb2.ReleaseRequest(sessions=unreleased, prefixes=self.prefix_version)
                     released = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
-                    self.hear_prefixes(released.prefixes)  # a chat's next turn may arrive before the next description
+                    self.update_prefixes(released.prefixes)  # a chat's next turn may arrive before the next description
                 except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or quarantined
-                    self._owed = [*owed, *self._owed][-MAX_OWED:]
+                    self._unreleased = [*unreleased, *self._unreleased][-MAX_UNRELEASED:]
                     return
         finally:
             self._releasing = False

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 # Faults of a host's state: another host may do the work, or the same one a moment later. Any other fault is nonsense
 # that no sound host reports, since the router checked the request and watches its deadline.
-ELSEWHERE = {Code.UNAVAILABLE, Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.CANCELLED, Code.RESOURCE_EXHAUSTED}
-OF_ONE_HOST = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}  # its certificate or tokens do not fit
+HOST_STATE_CODES = {Code.UNAVAILABLE, Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.CANCELLED, Code.RESOURCE_EXHAUSTED}
+IDENTITY_CODES = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}  # its certificate or tokens do not fit
 # Faults that a client would mistake for its own.
-OF_THE_ROUTER = {*OF_ONE_HOST, Code.DEADLINE_EXCEEDED}
-NONSENSE_TRIES = 3
+INTERNAL_CODES = {*IDENTITY_CODES, Code.DEADLINE_EXCEEDED}
+MAX_INVALID_TRIES = 3
 # Unexpected events allowed beyond one per position of a session; no sound host sends more.
 MAX_EVENTS_BEYOND = 8
 PAUSE_S, MAX_PAUSE_S = 0.05, 0.5
@@ -118,15 +118,15 @@ class Tries:
     failed_on: dict[HostPath, float] = field(default_factory=dict)  # paths on which the work failed, and when
     count: int = 0  # further tries of the current work, after the first
     forgotten: bool = False  # a host had dropped a prefix that it had listed
-    _nonsense: int = 0  # tries that ended in a nonsense fault
-    _because: StatusError | None = None  # why the last try failed
+    _invalid_tries: int = 0  # tries that ended in a nonsense fault
+    _cause: StatusError | None = None  # why the last try failed
     _waiting_since: float = 0.0
     _tried_at: float = 0.0
     _is_over: bool = False  # the patience has run out
 
     def work_begins(self, now_s: float) -> None:
         """Forget the failures of the previous work or step."""
-        self.failed_on, self.count, self._nonsense, self._because, self._waiting_since = {}, 0, 0, None, now_s
+        self.failed_on, self.count, self._invalid_tries, self._cause, self._waiting_since = {}, 0, 0, None, now_s
         self._is_over = False
 
     def begun(self, attempt: Attempt, now_s: float) -> None:
@@ -134,14 +134,14 @@ class Tries:
         attempt.replays, self._tried_at = self.count > 0, now_s
         self.attempts.append(attempt)
 
-    def heard(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
+    def accept(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
         """The event to read, or None for one too many: a try whose hosts send results without end has failed."""
         most = self.capacity + attempt.results + MAX_EVENTS_BEYOND
         attempt.unread += 1
         if attempt.unread > most + 1:
             return None
         if attempt.unread > most:
-            fault = stage_pb2.Fault(code=Code.INTERNAL.value[0], message="the hosts sent results without end")
+            fault = stage_pb2.Fault(code=Code.INTERNAL.value[0], message="the hosts sent too many results")
             event = stage_pb2.Event(session=attempt.name, fault=fault)
         attempt.replays &= event.WhichOneof("outcome") == "fault"
         return event
@@ -150,11 +150,11 @@ class Tries:
         """The result that `event` completes; None if batches are missing or the event is a duplicate. Raises
         StatusError."""
         due = self.journal.due, len(attempt.batches)
-        came = event.number, event.scores.batch if event.HasField("scores") else due[1]
-        if came < due:
+        found = event.number, event.scores.batch if event.HasField("scores") else due[1]
+        if found < due:
             return None
-        if came > due:
-            raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
+        if found > due:
+            raise internal(f"the result of {found[0]}, batch {found[1]}, arrived in place of {due[0]}, batch {due[1]}")
         check_timings(event.timings)
         # also after a second try: else long work would be tried twice for ever
         if not self.failed_on and attempt is self.attempts[0]:
@@ -167,14 +167,14 @@ class Tries:
         return whole
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds to wait for an event before `overtaking` is due."""
+        """Seconds to wait for an event before `hedge_path` is due."""
         left_s = self.due_at - now_s
         if len(self.attempts) < 2:  # no second try yet
             waited_s = now_s - max(self._waiting_since, self._tried_at)
             left_s = min(self.hedging.wait_s(self._pace, left_s) - waited_s, left_s)
         return max(left_s, 0.0)
 
-    def overtaking(self, now_s: float) -> HostPath | None:
+    def hedge_path(self, now_s: float) -> HostPath | None:
         """A path for a second try alongside a slow one, if there is another. Raises StatusError at the deadline."""
         if now_s >= self.due_at:
             raise deadline_exceeded("the deadline passed before the hosts sent a result")
@@ -191,7 +191,7 @@ class Tries:
         self.attempts.remove(attempt)
         if attempt.recalled and fault.code == Code.NOT_FOUND.value[0]:
             # a host had dropped a prefix that it had listed: that is no reason to avoid the host
-            self.forgotten, self._because = True, None
+            self.forgotten, self._cause = True, None
             for link in attempt.path:
                 link.forget_prefixes()
             return None if self.attempts else 0.0
@@ -201,18 +201,18 @@ class Tries:
             raise invalid(fault.message)  # it depends on schema and text alone: other hosts would report the same
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
-        is_nonsense = refusal.code not in ELSEWHERE
+        is_invalid = refusal.code not in HOST_STATE_CODES
         late = refusal.code is Code.DEADLINE_EXCEEDED and now_s >= self.due_at - JITTER_S
         if not late:  # a late host may just have had no time to answer
-            self._blame(attempt, fault, is_nonsense and refusal.code not in OF_ONE_HOST, now_s)
+            self._blame(attempt, fault, is_invalid and refusal.code not in IDENTITY_CODES, now_s)
         if self.attempts:
             return None
-        if refusal.code in OF_THE_ROUTER and not late:
+        if refusal.code in INTERNAL_CODES and not late:
             refusal = internal(refusal.message)
-        self.count, self._nonsense, self._because = self.count + 1, self._nonsense + is_nonsense, refusal
+        self.count, self._invalid_tries, self._cause = self.count + 1, self._invalid_tries + is_invalid, refusal
         self.failed_on.setdefault(attempt.path, now_s)
         patient = now_s < min(self.failed_on.values()) + self.patience_s
-        if late or (is_nonsense and self._nonsense >= NONSENSE_TRIES):
+        if late or (is_invalid and self._invalid_tries >= MAX_INVALID_TRIES):
             raise refusal
         if not patient or refusal.code is Code.RESOURCE_EXHAUSTED:
             # a hop that nobody takes is noticed only as patience runs out: an untried path still gets its try
@@ -222,7 +222,7 @@ class Tries:
                 raise refusal
         return min(PAUSE_S * 2**self.count, MAX_PAUSE_S) if self.count > 1 else 0.0
 
-    def way(self, prefixes: Sequence[bytes], since_s: float, now_s: float) -> HostPath | None:
+    def next_path(self, prefixes: Sequence[bytes], since_s: float, now_s: float) -> HostPath | None:
         """The hosts of the next try; None while it must wait. Raises StatusError when that takes too long.
 
         :param since_s: when the search began."""
@@ -231,20 +231,20 @@ class Tries:
             return path
         wait_s = min(self.patience_s, self.due_at - since_s)
         if now_s > (self.due_at if path else since_s + wait_s):
-            raise unavailable(f"{self._because.message if self._because else self.problem()} (waited {wait_s:.1f} s)")
+            raise unavailable(f"{self._cause.message if self._cause else self.problem()} (waited {wait_s:.1f} s)")
         return None
 
-    def _blame(self, attempt: Attempt, fault: stage_pb2.Fault, is_nonsense: bool, now_s: float) -> None:
+    def _blame(self, attempt: Attempt, fault: stage_pb2.Fault, is_invalid: bool, now_s: float) -> None:
         """Note the hosts to avoid: the one that did not take the work, else the one that reported the fault."""
         names = [(link.entry.name, link) for link in attempt.path]
         names += [(link.info.name, link) for link in attempt.path if link.info]  # its own name for itself
         source = next((link.entry.address for name, link in names if name == fault.host), "")
         if fault.lost and source:
             self.suspects.add(source, fault.lost, now_s)
-        if is_nonsense:  # its sender cannot be identified, so every host on the path is suspected
+        if is_invalid:  # its sender cannot be identified, so every host on the path is suspected
             self.blamed.update(link.entry.address for link in attempt.path)
-        elif guilty := fault.lost or source:
-            self.blamed.add(guilty)
+        elif culprit := fault.lost or source:
+            self.blamed.add(culprit)
 
     @property
     def _avoided(self) -> list[str]:

@@ -54,8 +54,7 @@ class LocalModel(WholeModel):
         try:
             return super().stages
         except CheckpointError as error:
-            words = f"the router cannot load its own model: {error}"
-            raise failed_precondition(words) from None
+            raise failed_precondition(f"the router cannot load its own model: {error}") from None
 
     def max_branches(self, length: int) -> int:
         """Most continuations of `length` tokens that one request may generate together."""
@@ -142,8 +141,8 @@ class ReferenceVerifier:
         results = list[stage_pb2.Event]()
         for hops in steps:
             events = [event for hop in hops for event in _events(hop, session)]
-            goes_on = hops[-1].read.score.remaining > 0
-            results += events if goes_on else [merged(events[-results_of(hops) :])]
+            continues = hops[-1].read.score.remaining > 0
+            results += events if continues else [merged(events[-results_of(hops) :])]
         return results
 
     def find(self, digest: str) -> tuple[Path, HostPlan] | None:

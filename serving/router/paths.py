@@ -70,23 +70,23 @@ def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
             return link.problem
     lacking = [link for link in links if weights is not None and weights not in link.held]
     if lacking:
-        return f"host {lacking[0].entry.name} does not have the release that is served: it is being brought there"
+        return f"host {lacking[0].entry.name} does not have the served release yet: it is being sent"
     for index, kind in enumerate(MODEL_KINDS):
         digests = {link.entry.name: next(reversed(link.held))[index] for link in links if link.held}
         if weights is None and len(set(digests.values())) > 1:
             shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
             return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
     broken = [relay for link in links if link.info for relay in link.info.links if relay.problem]
-    return broken[0].problem if broken else "there is no way through all blocks: check the topology that hosts have"
+    return broken[0].problem if broken else "no path leads through all blocks: check the topology of the hosts"
 
 
-def kept_by(path: HostPath, prefixes: Sequence[bytes]) -> int:
+def cached_by(path: HostPath, prefixes: Sequence[bytes]) -> int:
     """Number of `prefixes` that every host of a path caches."""
     instances = [link.instance for link in path]
     return min(link.kept(prefixes, instances[:at]) for at, link in enumerate(path))
 
 
-class _Way(NamedTuple):
+class _Route(NamedTuple):
     """A path through the first blocks; the lesser of two wins."""
 
     lost: int  # prefixes that one of its hosts does not cache
@@ -100,26 +100,26 @@ def _cheapest(
     suspects: Collection[tuple[str, str]],
     avoid: Collection[str],
     prefixes: Sequence[bytes] = (),
-) -> _Way | None:
+) -> _Route | None:
     """The path that caches most of `prefixes`; among equals, the cheapest."""
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
     avoided = Counter(avoid)
     # by next block, then by first and last host, since the way back to the first counts too
-    best = defaultdict[int, dict[tuple[str, str], _Way]](dict)
+    best = defaultdict[int, dict[tuple[str, str], _Route]](dict)
     for link in able:
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         waits_ms = link.sessions * link.hop_ms  # expected wait of a hop there
         own_ms = waits_ms + (AVOIDED_MS * avoided[link.entry.address] if avoid else 0.0)
-        before = [_Way(0, _half_ms(link), ())] if begin == 0 else []
+        before = [_Route(0, _half_ms(link), ())] if begin == 0 else []
         for lost, cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)
             if step_ms is not None:
-                before.append(_Way(lost, cost_ms + step_ms, path))
+                before.append(_Route(lost, cost_ms + step_ms, path))
         for lost, cost_ms, path in before:
             kept = link.kept(prefixes, [each.instance for each in path]) if prefixes else 0
-            way = _Way(max(lost, len(prefixes) - kept), cost_ms + own_ms, (*path, link))
+            way = _Route(max(lost, len(prefixes) - kept), cost_ms + own_ms, (*path, link))
             ends = (way.path[0].entry.address, link.entry.address)
             if ends not in best[due] or way[:2] < best[due][ends][:2]:
                 best[due][ends] = way
@@ -131,7 +131,7 @@ def _cheapest(
             # an AR step returns from the last host to the first
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:
-                whole.append(_Way(lost, cost_ms + _half_ms(path[-1]) + back_ms, path))
+                whole.append(_Route(lost, cost_ms + _half_ms(path[-1]) + back_ms, path))
     return min(whole, key=lambda way: way[:2]) if whole else None
 
 
@@ -145,8 +145,8 @@ def _step_ms(source: HostLink, target: HostLink, suspects: Collection[tuple[str,
     found = source.onward.get(target.entry.address)
     if found is None or found.problem:
         return None
-    doubt_ms = SUSPECT_MS if (source.entry.address, target.entry.address) in suspects else 0.0
-    return doubt_ms + (found.rtt_ms / 2 or max(_half_ms(source), _half_ms(target)))
+    suspect_ms = SUSPECT_MS if (source.entry.address, target.entry.address) in suspects else 0.0
+    return suspect_ms + (found.rtt_ms / 2 or max(_half_ms(source), _half_ms(target)))
 
 
 # Hedging: work that takes longer than nearly all other work is tried again on other hosts.

@@ -13,7 +13,7 @@ Span: TypeAlias = tuple[int, ...]
 ROUTER_END = "router"  # no host has this name
 ALL_ORDERS = 8  # machines up to which every order is tried (40,320); with more, the nearest comes next
 UNKNOWN_MS = 1000.0  # for a trip without a measurement
-WORTH_MS, WORTH_SHARE = 5.0, 0.1  # saving that justifies a new order: its blocks must be sent again
+MIN_GAIN_MS, MIN_GAIN_SHARE = 5.0, 0.1  # saving that justifies a new order: its blocks must be sent again
 
 
 def ring_order(names: Sequence[str], trips_ms: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def ring_order(names: Sequence[str], trips_ms: Mapping[tuple[str, str], float]) 
     orders = permutations(names) if len(names) <= ALL_ORDERS else map(by_nearest, names)
     best = min(orders, key=delay_ms)
     before_ms = delay_ms(names)
-    return best if before_ms - delay_ms(best) > max(WORTH_MS, WORTH_SHARE * before_ms) else tuple(names)
+    return best if before_ms - delay_ms(best) > max(MIN_GAIN_MS, MIN_GAIN_SHARE * before_ms) else tuple(names)
 
 
 def placed(

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 
 import grpc
 
@@ -53,9 +52,7 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
     def age_ms(self) -> float:
         return (monotonic() - self._begin) * 1000
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._fail(error)
         account, ms = self.account, self.age_ms
@@ -137,8 +134,7 @@ class RouterCounters:
     """A router's counters. `auto` counts as a mode of its own here, whichever mode it chooses."""
 
     def __init__(self) -> None:
-        names = (*MODES, *map(metric_mode, DRAWING_MODES), UNKNOWN_MODE)
-        self.modes = {mode: ModeCounters() for mode in names}
+        self.modes = {mode: ModeCounters() for mode in (*MODES, *map(metric_mode, DRAWING_MODES), UNKNOWN_MODE)}
         self.links = LinkCounterTable()
 
     def ended(self, record: RequestRecord) -> None:

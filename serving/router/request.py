@@ -27,7 +27,7 @@ from stages.limits import (
 from stages.settings import flag, limits, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
-ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
+ROUTER_HELP = f"default: the router that is up here, else {DEFAULT_ROUTER}; A,B: either"
 # Limit on any text.
 MAX_PROMPT_BYTES = 1 << 20
 DEFAULT_MAX_BYTES = 128
@@ -85,52 +85,52 @@ class Request:
 
     prompt: str | bytes = b""
     mode: str = field(default="auto", metadata={"name": True})
-    max_bytes: int | None = _count("most bytes to generate (128)", "", rare=False)
+    max_bytes: int | None = _count("maximum bytes to generate (128)", "", rare=False)
     # The tighter of this and max_bytes counts; 128 bytes if neither is given.
-    max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", "", rare=False)
+    max_tokens: int | None = _count("maximum tokens; a byte model's tokens are bytes", "", rare=False)
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
     chunk: int | None = _count(
         "tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep", modes=("chunked", "resample")
     )
-    temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
+    temperature: float | None = setting(None, "0 = greedy (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
     top_p: float | None = _shape(
-        "draw from the most likely tokens that have this share together (1)", 1.0, "", above=0, most=1
+        "draw from the most likely tokens with this total probability (1)", 1.0, "", above=0, most=1
     )
-    top_k: int | None = _shape("draw from so many of the likeliest tokens, 0: from all (0)", 0, least=0, most=MAX_COUNT)
+    top_k: int | None = _shape("draw from this many most likely tokens, 0: from all (0)", 0, least=0, most=MAX_COUNT)
     min_p: float | None = _shape(
-        "draw from tokens at least so likely, as a share of the most likely one (0)", 0.0, least=0, most=1
+        "draw from tokens with at least this share of the top probability (0)", 0.0, least=0, most=1
     )
     frequency_penalty: float | None = _shape(
-        "taken from a token's logit each time it was written (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
+        "subtracted from a token's logit for each time it occurred (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
     )
     presence_penalty: float | None = _shape(
-        "taken from it once if it was (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
+        "subtracted from it once if it occurred (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
     )
     repetition_penalty: float | None = _shape(
         "divides logits of tokens in prompt or text (1)", 1.0, above=0, most=MAX_REPETITION_PENALTY
     )
     steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", most=MAX_STEPS, modes=DENOISING)
     codec: str | None = _name(
-        "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
+        "encoding on the wire: fp32, int8, int4 (int8; AR modes: fp32, int8)",
         known={mode: CODECS if mode in DENOISING else HIDDEN_CODECS for mode in SENDING},
     )
     sampler: str | None = _name(
         "stochastic, ode: sweep, chunked (stochastic)", known=dict.fromkeys(DENOISING, ("stochastic", "ode"))
     )
-    draft: int | None = _count("draft tokens a sweep: ar-speculative (what pays)", most=MAX_DRAFT, modes=DRAFTING)
+    draft: int | None = _count("draft tokens a sweep: ar-speculative (adaptive)", most=MAX_DRAFT, modes=DRAFTING)
     branches: int | None = _count(
-        "alternatives drafted at a place: ar-speculative (what pays)", most=MAX_BRANCHES, modes=DRAFTING
+        "alternatives drafted per position: ar-speculative (adaptive)", most=MAX_BRANCHES, modes=DRAFTING
     )
-    scorer: str | None = _name("scorer, ar: resample (what is there)", known={"resample": SCORERS})
+    scorer: str | None = _name("scorer, ar: resample (what the hosts have)", known={"resample": SCORERS})
     candidates: int | None = _count(
         "continuations scored in a sweep: resample (16)", most=MAX_CANDIDATES, modes=("resample",)
     )
     max_distance: float | None = _setting(
-        "most distance_bound: resample; above it ar-speculative writes (1)", least=0, most=1, modes=("resample",)
+        "maximum distance_bound: resample; above it, ar-speculative writes (1)", least=0, most=1, modes=("resample",)
     )
-    budget_ms: int | None = _count("latency to keep to: auto (the best text)", metavar="MS", rare=False, modes=(AUTO,))
+    budget_ms: int | None = _count("latency budget: auto (the best text)", metavar="MS", rare=False, modes=(AUTO,))
     priority: str | None = _name(
-        "interactive, batch (interactive)", "interactive, batch: gives way to others", dict.fromkeys(MODES, PRIORITIES)
+        "interactive, batch (interactive)", "interactive, batch: yields to others", dict.fromkeys(MODES, PRIORITIES)
     )
     # Added to the logits of tokens, by token number in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -214,7 +214,7 @@ def bounds_problem(f: Field[Any], value: object) -> str:
     if f.metadata.get("name"):
         if not isinstance(value, str):
             return f"{f.name} must be text, not {value!r}"
-        return "" if value.isascii() else f"unknown {f.name} {quoted(value)}: its name has letters that no {f.name} has"
+        return "" if value.isascii() else f"unknown {f.name} {quoted(value)}: its name must be ASCII"
     bounds, decimal = f.metadata["bounds"], kind_of(f) is float
     if not isinstance(value, int | float) or not (decimal or isinstance(value, int)):
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
@@ -249,7 +249,7 @@ def kind_of(f: Field[Any]) -> type:
 
 def _word(what: str, word: str) -> str:
     if not word.isascii():
-        raise InputError(f"unknown {what} {quoted(word)}: its name has letters that no {what} has")
+        raise InputError(f"unknown {what} {quoted(word)}: its name must be ASCII")
     return word
 
 

@@ -89,7 +89,7 @@ class Ring:
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
-            self._lose(link, f"host {entry.name} at {entry.address} is not in the topology any more")
+            self._lose(link, f"host {entry.name} at {entry.address} is no longer in the topology")
             self._keepers.pop(entry.address).cancel()
             self.spawn(link.relay.close(self.settings.hop_timeout_s + CLOSE_S))
         for link in self.links:
@@ -135,7 +135,7 @@ class Ring:
             while True:
                 wait = next(steps)
                 came.clear()
-                if not wait.hears:
+                if not wait.until_event:
                     await asyncio.sleep(wait.seconds)
                     continue
                 with suppress(TimeoutError):
@@ -185,7 +185,7 @@ class Ring:
                         if keeper is None:  # the first message is empty and says that the stream is open
                             keeper = self.spawn(self._keep_fresh(link))
                         if (count := len(events.events)) > MAX_TOGETHER:
-                            raise internal(f"it sent {count} events together; at most {MAX_TOGETHER} travel so")
+                            raise internal(f"it sent {count} events in one message; at most {MAX_TOGETHER} are allowed")
                         for event in events.events:
                             self._deliver(event)
                 self._lose(link, "it closed the connection")
@@ -211,8 +211,8 @@ class Ring:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     # a host holds a session while later hosts work, however long that takes
-                    leased = [name for name, each in self._attempts.items() if link in each.path]
-                    await link.describe(leased, self._quarantine.instances)
+                    sessions = [name for name, each in self._attempts.items() if link in each.path]
+                    await link.describe(sessions, self._quarantine.instances)
                     self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
@@ -249,7 +249,7 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host is a complete sentence with a remedy
         joined = bool(LinkRecord.read(self.run).proxy)
-        remedy = "machines that joined take its place, or have one join" if joined else "see that it runs"
+        remedy = "machines that joined take its place, or add one" if joined else "see that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         link.is_lost = not (joined or link.quarantined)
         if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
@@ -269,7 +269,7 @@ class Ring:
 # The ring as one release's requests see it: only hosts that hold its weights.
 
 # How long a found path stays valid: one request asks for it a dozen times.
-FOUND_S = 0.02
+CHECK_S = 0.02
 
 
 class RingView:
@@ -280,8 +280,8 @@ class RingView:
         self.ring, self.settings = ring, ring.settings
         self._weights, self.pinned = weights or (), weights is not None
         self._release: stage_pb2.Release | None = None  # these weights as a host describes them
-        self._found = False  # a path for them exists
-        self._found_until, self._seen = 0.0, -1
+        self._has_path = False  # a path for them exists
+        self._checked_until, self._seen = 0.0, -1
 
     @property
     def weights(self) -> Weights:
@@ -337,15 +337,15 @@ class RingView:
     def _look(self) -> bool:
         """Find weights that have a path: the current ones, else those that most hosts hold. False if none
         has one."""
-        if self._seen == self.ring.changes and monotonic() <= self._found_until:
-            return self._found
-        self._seen, self._found_until = self.ring.changes, monotonic() + FOUND_S
+        if self._seen == self.ring.changes and monotonic() <= self._checked_until:
+            return self._has_path
+        self._seen, self._checked_until = self.ring.changes, monotonic() + CHECK_S
         links = [link for link in self.ring.links if not link.problem]
         held = Counter(weights for link in links for weights in reversed(link.held))
         others = [] if self.pinned else [weights for weights, _ in held.most_common()]
         able = (each for each in (self._weights, *others) if each in held and self.ring.choose(each) is not None)
         found = next(able, None)
-        self._found, self._weights = found is not None, found or self._weights
+        self._has_path, self._weights = found is not None, found or self._weights
         described = (link.held[self._weights] for link in self.ring.links if self._weights in link.held)
         self._release = next(described, None)
-        return self._found
+        return self._has_path

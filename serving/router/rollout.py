@@ -13,7 +13,7 @@ import grpc.aio
 from serving.router.active_release import ActiveRelease, RouterParts, smoke_test
 from serving.router.host_link import HostLink
 from serving.router.ring import Ring, RingView
-from serving.router.rollout_state import AGAIN_S, ROLLOUT_STATES, Delivery, RolloutState
+from serving.router.rollout_state import RETRY_S, ROLLOUT_STATES, Delivery, RolloutState
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
@@ -32,8 +32,8 @@ STORE_S, STORE_PAUSE_S = 3600.0, 1.0  # time for a transfer; pause before one th
 LOAD_S = 600.0
 DROP_S = LOAD_S  # A host that is loading drops a release only afterwards
 
-Tell = Callable[[router_pb2.DeployProgress], object]
-Say = Callable[[str], object]
+Report = Callable[[router_pb2.DeployProgress], object]
+OnMessage = Callable[[str], object]
 
 
 class Rollout(RolloutState):
@@ -45,7 +45,7 @@ class Rollout(RolloutState):
         self.ring, self.store, self.checkpoint = ring, store, checkpoint
         self._updates: set[asyncio.Task[None]] = set()  # of hosts that came back without the current release
 
-    async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], tell: Tell) -> router_pb2.Switch:
+    async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], report: Report) -> router_pb2.Switch:
         """Receive a release, and switch requests to it. Raises StatusError, and then everything is as before."""
         if self.store is None:
             raise failed_precondition("the router has no release store: start it, and the hosts, with --releases DIR")
@@ -57,20 +57,20 @@ class Rollout(RolloutState):
             if not self.offered(name, self.ring.links, first.without):
                 return router_pb2.Switch(release=self.current.release, previous=self.previous_name)
             async for answer in receive_release(self.store, _stores(first, requests), lambda offer: lambda *_: True):
-                tell(router_pb2.DeployProgress(store=answer))
+                report(router_pb2.DeployProgress(store=answer))
             self.received(name)
             if not self.was_pinned and self.current.name:  # now, and after a restart of the router
                 await in_thread(self.store.use, [self.current.name])
-            served = await self._bring_all(name, lambda line: tell(router_pb2.DeployProgress(line=line)), first.tried)
+            served = await self._bring_all(name, lambda line: report(router_pb2.DeployProgress(line=line)), first.tried)
             if first.together:
-                tell(router_pb2.DeployProgress(prepared=True))
+                report(router_pb2.DeployProgress(prepared=True))
                 if await anext(requests, None) is None:
                     raise aborted("not all routers were ready to switch")
                 self.change("others switch")
             await in_thread(self._own_store.use, [self.current.release, served.release])
             return await to_its_end(self._make_current(served))
 
-    async def rollback(self, tell: Tell) -> router_pb2.Switch:
+    async def rollback(self, report: Report) -> router_pb2.Switch:
         """Switch requests to the previous release, without hosts that are down. Raises StatusError if that fails."""
         async with self._under_way("rollback begins"):
             name = self.previous_name
@@ -88,7 +88,7 @@ class Rollout(RolloutState):
             outcomes = await asyncio.gather(*brought, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, StatusError):
-                    tell(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
+                    report(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
             await previous.view.usable(self.ring.settings.hop_timeout_s)
             await in_thread(self._own_store.use, [self.current.release, previous.release])
             return await to_its_end(self._make_current(previous))
@@ -125,12 +125,12 @@ class Rollout(RolloutState):
             log.info("host %s gets release %s", link.entry.name, current.name)
             await bring(link, current.name, contents, self.kept(link))
         except (StatusError, OnesweepError) as error:
-            pause_s = AGAIN_S
+            pause_s = RETRY_S
             log.warning("host %s does not get release %s: %s", link.entry.name, current.name, error)
         finally:
             self.due_at[link.entry.address] = monotonic() + pause_s
 
-    async def _bring_all(self, name: str, say: Say, tried: bool) -> ActiveRelease:
+    async def _bring_all(self, name: str, on_message: OnMessage, tried: bool) -> ActiveRelease:
         """Bring a release to all hosts and try it. Raises StatusError."""
         directory = self._own_store.path(name)
         assert directory is not None
@@ -140,21 +140,21 @@ class Rollout(RolloutState):
         while not self.is_quiet(monotonic() - begin_s):
             await asyncio.sleep(POLL_S)
         contents = await asyncio.to_thread(read_release_manifest, directory)
-        say(f"loading release {name} on {', '.join(link.entry.name for link in self.joining)}")
+        on_message(f"loading release {name} on {', '.join(link.entry.name for link in self.joining)}")
 
         async def give(link: HostLink) -> None:
             sent_bytes = await bring(link, name, contents, self.kept(link), "sends")
-            say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
+            on_message(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
 
         own, *_ = await _all([in_thread(RouterParts.read, directory), *map(give, self.joining)])
         served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
         self.change("all hosts have it")
         if not tried:
-            await smoke_test(served, directory, say)
+            await smoke_test(served, directory, on_message)
         had, has = ({*each.served_modes, *each.drawing_modes} for each in (self.current, served))
         if lost := had - has:
-            say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
+            on_message(f"it does not serve {', '.join(sorted(lost))}, which the previous release does")
         self.change("it works")
         return served
 
@@ -168,11 +168,11 @@ class Rollout(RolloutState):
         return router_pb2.Switch(release=self.current.release, previous=self.previous_name, changed=True)
 
     async def _undo(self) -> None:
-        anew = self.anew if self.state == "undoes" else []  # else other requests use it by now
-        dropped = await asyncio.gather(*(drop(link, self.coming) for link in anew), return_exceptions=True)
+        newly_loaded = self.newly_loaded if self.state == "undoes" else []  # else other requests use it by now
+        dropped = await asyncio.gather(*(drop(link, self.incoming) for link in newly_loaded), return_exceptions=True)
         for outcome in dropped:
             if isinstance(outcome, StatusError):
-                log.warning("release %s may stay on a host: %s", self.coming, outcome.message)
+                log.warning("release %s may stay on a host: %s", self.incoming, outcome.message)
         names, is_pinned = self.names, self.was_pinned
         try:
             await in_thread(self._own_store.use, names if is_pinned else [])
@@ -185,14 +185,14 @@ class Rollout(RolloutState):
 
     @property
     def _own_store(self) -> ReleaseStore:
-        assert self.store is not None, "a router without a store has nothing to switch to"
+        assert self.store is not None, "a router without a release store cannot switch"
         return self.store
 
     async def _revived(self, name: str) -> ActiveRelease:
         """The previous release after a restart of the router. Raises StatusError, OnesweepError."""
         directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
         if directory is None:
-            raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
+            raise failed_precondition(f"the files of release {name} are no longer here: deploy it again")
         plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), RouterParts.read(directory)))
         return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
 
@@ -256,7 +256,7 @@ async def send(
                         break
                     transfer.hear(response)
                 else:
-                    raise internal(f"{link.relay.host} did not say that the release is stored")
+                    raise internal(f"{link.relay.host} did not confirm that it stored the release")
             delivery.sent_bytes += transfer.sent_bytes
         except StatusError as refusal:
             if transfer.failure:
@@ -326,4 +326,4 @@ def _refusals(link: HostLink) -> Iterator[None]:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise unavailable(f"{link.relay.host} was taken out of the ring meanwhile: deploy again") from None
+        raise unavailable(f"{link.relay.host} was removed from the ring meanwhile: deploy again") from None

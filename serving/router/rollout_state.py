@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from serving.router.host_link import HostLink
 
 DRAIN_S = 30.0  # How long a deployment waits for requests on the previous release.
-AGAIN_S = 10.0  # Pause before retrying a host that could not be updated.
+RETRY_S = 10.0  # Pause before retrying a host that could not be updated.
 STORE_TRIES = 4  # Most tries of a transfer; each one resumes where the last was cut off.
 # gRPC reports INTERNAL when the connection ends while a message is written.
-CUT = (Code.UNAVAILABLE, Code.DATA_LOSS, Code.INTERNAL)
+INTERRUPTED = (Code.UNAVAILABLE, Code.DATA_LOSS, Code.INTERNAL)
 # Codes with which a host refuses a release whose files are missing or damaged.
-NOT_WHOLE = (Code.NOT_FOUND, Code.FAILED_PRECONDITION)
+INCOMPLETE = (Code.NOT_FOUND, Code.FAILED_PRECONDITION)
 
 # The states of a deployment, and of a delivery to one host: the events in each, and the state that follows.
 ROLLOUT_STATES = {
@@ -56,10 +56,10 @@ class Delivery:
 
     def refused(self, refusal: StatusError) -> None:
         """Choose the next step after a refusal. Raises the refusal if there is none."""
-        if self.state == "loads" and refusal.code in NOT_WHOLE:
+        if self.state == "loads" and refusal.code in INCOMPLETE:
             self.change("files are lacking")
         # bytes that arrived before a cut are still there: only the rest is sent
-        elif self.state == "sends" and self.tries < STORE_TRIES and self.sent_bytes and refusal.code in CUT:
+        elif self.state == "sends" and self.tries < STORE_TRIES and self.sent_bytes and refusal.code in INTERRUPTED:
             self.tries += 1
             self.change("cut off")
         else:
@@ -74,9 +74,9 @@ class RolloutState:
         self.previous: ActiveRelease | None = None
         self.state = "rests"
         self.was_pinned = False  # before the deployment; if not, the router serves whatever the hosts hold
-        self.coming = ""  # the release being deployed
+        self.incoming = ""  # the release being deployed
         self.joining: list[HostLink] = []  # hosts that receive it
-        self.anew: list[HostLink] = []  # hosts that had none of it before: they drop it if the deployment fails
+        self.newly_loaded: list[HostLink] = []  # hosts that had none of it before: they drop it if the deployment fails
         # When to bring the current release to hosts that returned without it, by address; infinite: being brought.
         self.due_at: dict[str, float] = {}
 
@@ -87,7 +87,7 @@ class RolloutState:
     def begin(self, event: str) -> None:
         """Start a deployment. Raises StatusError while another is running."""
         if self.state != "rests":
-            raise aborted("another deployment is under way: try again when it is done")
+            raise aborted("another deployment is in progress: try again when it is done")
         self.change(event)
 
     def offered(self, name: str, links: Sequence[HostLink], without: Collection[str]) -> bool:
@@ -98,7 +98,7 @@ class RolloutState:
             return False
         names = [link.entry.name for link in links]
         if unknown := [name for name in without if name not in names]:
-            raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
+            raise invalid(f"there is no host {unknown[0]!r} to leave out; there are {', '.join(names)}")
         self.joining = [link for link in links if link.entry.name not in without]
         held = {block for link in self.joining for block in link.entry.blocks}
         if lacking := {block for link in links for block in link.entry.blocks} - held:
@@ -107,7 +107,7 @@ class RolloutState:
         for link in sorted(self.joining, key=lambda link: link.relay.rtt_ms is not None):
             if link.problem:
                 raise unavailable(
-                    f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "
+                    f"{link.problem}; fix that, or deploy with --without {link.entry.name}: it gets the release "
                     "when it comes back"
                 )
         return True
@@ -116,7 +116,7 @@ class RolloutState:
         """The files have arrived. Pin the served weights, because hosts will hold weights that nobody has tried."""
         self.change("files are here")
         there = [link for link in self.joining if link.info and name in {each.name for each in link.info.releases}]
-        self.coming, self.anew = name, [link for link in self.joining if link not in there]
+        self.incoming, self.newly_loaded = name, [link for link in self.joining if link not in there]
         self.was_pinned = self.current.view.pinned
         if not self.was_pinned:
             self.current.name = self.current.release
@@ -134,8 +134,8 @@ class RolloutState:
         updates = [*self.due_at.values()].count(math.inf)
         if (busy or updates) and waited_s >= DRAIN_S:
             raise aborted(
-                f"{busy} requests still run on release {self.previous_name}, which would have to go, and "
-                f"{updates} hosts are being brought up to date: deploy again when these are done"
+                f"{busy} requests still run on release {self.previous_name}, which this would remove, and "
+                f"{updates} hosts are being updated: deploy again when they are done"
             )
         return not busy and not updates
 
@@ -165,9 +165,9 @@ class RolloutState:
         own = link.held.get(self.current.view.weights)
         return [each.name for each in ([own] if own else [*link.held.values()][-1:])]
 
-    def beside(self, link: HostLink) -> str:
+    def other_release(self, link: HostLink) -> str:
         """A sentence about a newer release that another router brought to a host; empty without one."""
         if self.state != "rests" or (own := link.held.get(self.current.view.weights)) is None:
             return ""
         *_, newest = link.held.values()
-        return "" if newest is own else f"another router brought release {newest.name} there: deploy it here, too"
+        return "" if newest is own else f"another router deployed release {newest.name} there: deploy it here, too"

@@ -68,8 +68,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    run = settings.topology.certificates
-    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=run)
+    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=settings.topology.certificates)
     rollout = Rollout(
         ring, first_release(ring, store, settings.checkpoint, settings.frontier), store, settings.checkpoint
     )
@@ -94,7 +93,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         jobs.append(follow_topology(settings.source, settings.topology, partial(change_hosts, ring, blocks)))
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
-        await _told_to_stop(stop, tasks)
+        await _until_stopped(stop, tasks)
     finally:
         checks.stop()
         admission.stopping = True
@@ -112,7 +111,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
 def change_hosts(ring: Ring, blocks: int, topology: Topology) -> None:
     """Give a ring the hosts of a topology. Raises InputError if it does not have `blocks` blocks."""
     if topology.blocks != blocks:
-        raise InputError(f"the topology has {topology.blocks} blocks now, this router serves {blocks}: start it anew")
+        raise InputError(f"the topology has {topology.blocks} blocks now, this router serves {blocks}: restart it")
     ring.set_hosts(topology.hosts)
 
 
@@ -168,8 +167,8 @@ def _own_name(settings: RouterSettings) -> str:
     security = settings.security
     if settings.tokens is None and not settings.anybody and not is_loopback(settings.listen):
         raise InputError(
-            f"{settings.listen} can be reached from other machines, and anybody could generate: "
-            "give --tokens (`onesweep token add` makes them), or accept it with --anybody"
+            f"{settings.listen} can be reached from other machines, and anybody could send requests: "
+            "give --tokens (`onesweep token add` makes them), or allow it with --anybody"
         )
     if security.tls is None:
         return ""
@@ -188,23 +187,23 @@ def first_release(
             weights = plan_host(directory, (0,)).weights
             own = RouterParts.read(directory, frontier if directory == checkpoint else None)
         except OnesweepError as error:
-            log.warning("release %s was deployed here and is damaged: serving what the hosts have (%s)", name, error)
+            log.warning("the deployed release %s is damaged: serving the release of the hosts (%s)", name, error)
         else:
-            log.info("release %s was deployed here: it is served", name)
+            log.info("serving the deployed release %s", name)
             return ActiveRelease.over(RingView(ring, weights), own, name)
     elif name:
-        log.warning("release %s is not here any more: serving what the hosts have", name)
+        log.warning("release %s is no longer here: serving the release of the hosts", name)
     return ActiveRelease.over(RingView(ring), RouterParts.read(checkpoint, frontier))
 
 
-async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _until_stopped(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:
     """Return when `stop` is set. Raises ServiceError if one of `tasks` ends first: none of them should."""
     stopping = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     for task in done - {stopping}:
-        log.critical("a job of the router ended that must not end", exc_info=task.exception())
-        raise ServiceError("the router cannot go on: its log says what ended")
+        log.critical("a job of the router ended unexpectedly", exc_info=task.exception())
+        raise ServiceError("the router cannot continue: its log says what ended")
 
 
 def serve(settings: RouterSettings) -> None:

@@ -22,7 +22,7 @@ from serving.router.admission import Admission, PlaceRequest
 from serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, PRIORITIES
-from serving.router.rollout import Rollout, Tell
+from serving.router.rollout import Report, Rollout
 from serving.router.validation import (
     TOKEN_BYTES,
     PromptPools,
@@ -100,7 +100,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        return self._progress_of(lambda tell: self.rollout.deploy(requests, tell), context, requests)
+        return self._progress_of(lambda report: self.rollout.deploy(requests, report), context, requests)
 
     def Rollback(
         self, request: router_pb2.RollbackRequest, context: Context
@@ -161,7 +161,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         for each in info.links
                     ],
                     releases=[release.name for release in link.held.values()],
-                    warning=link.warning or self.rollout.beside(link),
+                    warning=link.warning or self.rollout.other_release(link),
                 )
                 for link in self.ring.links
                 for info in [link.info or stage_pb2.DescribeResponse()]
@@ -188,19 +188,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _progress_of(
         self,
-        job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]],
+        job: Callable[[Report], Coroutine[Any, Any, router_pb2.Switch]],
         context: Context,
         requests: AsyncIterator[router_pb2.DeployRequest] | None = None,
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
         """Yield a job's progress as it comes, then its result; the job ends when the client leaves."""
         # the job has its own task: a client that leaves ends it, and a slow reader does not hold it up
-        told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
+        pending: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
         task: asyncio.Task[router_pb2.Switch] | None = None
         try:
             self.keyring.identify(context.invocation_metadata(), ADMIN)
-            task = asyncio.create_task(job(told.put_nowait))
-            task.add_done_callback(lambda _: told.put_nowait(None))
-            while (progress := await told.get()) is not None:
+            task = asyncio.create_task(job(pending.put_nowait))
+            task.add_done_callback(lambda _: pending.put_nowait(None))
+            while (progress := await pending.get()) is not None:
                 yield progress
             yield router_pb2.DeployProgress(switch=task.result())
         except StatusError:
@@ -246,8 +246,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         yield response
             finally:  # text generated for a whole answer counts even if the client did not wait for it
                 served.requests -= 1
-                if (account := record.account) is not None:
-                    place.spent_bytes += account.output_bytes
+                place.spent_bytes += record.account.output_bytes
 
     async def _draw(
         self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key
@@ -306,13 +305,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         max_bytes = request.max_bytes if request.max_bytes and mode.tokenizer is not BYTE_TOKENIZER else None
         reading = OutputText(mode.tokenizer, generation.prompt, request.stops, max_bytes)
         held, ended, read = b"", False, 0
-        told = list[router_pb2.TokenLogprob]()
+        pending = list[router_pb2.TokenLogprob]()
         async with aclosing(retry_after_audit(mode, generation, account, request.whole)) as pieces:
             async for tokens in pieces:
                 if tokens is None:
                     reading = OutputText(mode.tokenizer, generation.prompt, request.stops, max_bytes)
-                    held, read, account.output_bytes, account.told = b"", 0, 0, 0
-                    told.clear()
+                    held, read, account.output_bytes, account.reported = b"", 0, 0, 0
+                    pending.clear()
                     continue
                 if account.prompt_logprobs:
                     scored = [_logprob_of(drawn, mode.tokenizer) for drawn in account.prompt_logprobs]
@@ -325,15 +324,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     if reading.over:
                         break
                 if generation.logprobs is not None:
-                    told += [_logprob_of(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
+                    pending += [_logprob_of(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.output_bytes += len(text)
                 while account.trips:
                     yield router_pb2.GenerateResponse(trip=account.trips.pop(0))
                 if request.whole:
                     held += text
                 elif text:
-                    yield router_pb2.GenerateResponse(text=text, logprobs=told)
-                    told.clear()
+                    yield router_pb2.GenerateResponse(text=text, logprobs=pending)
+                    pending.clear()
                 ended = not generation.ends.isdisjoint(account.vocabulary.tokens(tokens)) if generation.ends else False
                 if reading.over:
                     break
@@ -341,8 +340,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise data_loss(WRONG_SO_FAR)
         rest = reading.end()
         account.output_bytes += len(rest)
-        if (text := held + rest) or told:
-            yield router_pb2.GenerateResponse(text=text, logprobs=told)
+        if (text := held + rest) or pending:
+            yield router_pb2.GenerateResponse(text=text, logprobs=pending)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)
         served.conditions.record(mode.name, account, account.elapsed_ms() - waited_ms)
         summary = record.summary = account.summary(mode.name, request.seed)

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import AuditFailed
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import PAUSE_S, Journal, Tries
-from serving.router.paths import kept_by, problem_of
+from serving.router.paths import cached_by, problem_of
 from stages.host.plan import MODEL_KINDS, ModelKind
 from stages.model.prefill import ATTEND_POSITIONS, MAX_PREFILL_CHUNKS, prefix_digests, prefix_root
 from stages.model.scoring import batch_rows
@@ -42,14 +41,14 @@ class Wait(NamedTuple):
     """A step's wait, in seconds or until an event arrives."""
 
     seconds: float
-    hears: bool  # an event ends the wait
+    until_event: bool  # an event ends the wait
 
 
 # The work between waits; asyncio runs the steps, or an event heap in virtual time (loadtest/simulation).
 Steps = Generator[Wait, None, T]
 
 
-class Session(AbstractContextManager["Session"]):
+class Session:
     """One request's session on the hosts, used in a `with` block whose end frees it on every host.
 
     Its `journal` and `tries` decide. It passes them events and times and acts on the decisions: work goes out over the
@@ -94,6 +93,9 @@ class Session(AbstractContextManager["Session"]):
         self._works, self._results = list[Work | PictureMessage](), list[stage_pb2.Event]()
         self._begun_at = self.ring.clock()
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exc: object) -> None:
         self._give_up(list(self.tries.attempts))
         if (answer := self._audited()) is not None:  # it ended early, but its text was handed out and is still audited
@@ -131,9 +133,9 @@ class Session(AbstractContextManager["Session"]):
         """The next result. Raises StatusError when no hosts can produce it, or at the deadline."""
         while True:
             if not self._inbox:
-                yield Wait(self.tries.wait_s(self.ring.clock()), hears=True)
+                yield Wait(self.tries.wait_s(self.ring.clock()), until_event=True)
             if not self._inbox:
-                if (path := self.tries.overtaking(self.ring.clock())) is not None:
+                if (path := self.tries.hedge_path(self.ring.clock())) is not None:
                     self._begin(path)
                 continue
             attempt, event = self._inbox.popleft()
@@ -153,9 +155,8 @@ class Session(AbstractContextManager["Session"]):
                 if check is not None:
                     check(whole)
             except StatusError as refusal:
-                last = attempt.path[-1].entry
-                fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
-                yield from self._fail(attempt, fault)
+                host = attempt.path[-1].entry.name
+                yield from self._fail(attempt, stage_pb2.Fault(code=refusal.number, message=refusal.message, host=host))
                 continue
             for link in self._helpers:
                 if link.quarantined:
@@ -167,8 +168,8 @@ class Session(AbstractContextManager["Session"]):
             return whole
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:
-        if (heard := self.tries.heard(attempt, event)) is not None:
-            self._inbox.append((attempt, heard))
+        if (accepted := self.tries.accept(attempt, event)) is not None:
+            self._inbox.append((attempt, accepted))
             self.on_event()
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
@@ -192,7 +193,7 @@ class Session(AbstractContextManager["Session"]):
         if (pause_s := self.tries.failed(attempt, fault, self.ring.clock())) is None:
             return
         if pause_s:
-            yield Wait(pause_s, hears=False)
+            yield Wait(pause_s, until_event=False)
         yield from self._try()
 
     def _try(self) -> Steps[None]:
@@ -206,12 +207,12 @@ class Session(AbstractContextManager["Session"]):
         if self._space and most > 0 and not anew and isinstance(work, stage_pb2.Read):
             root = prefix_root(self._space, self._digest, work.codec)
             prefixes = prefix_digests(root, self.vocabulary.cut(text, 0, most), self.vocabulary)
-        while (path := self.tries.way(prefixes, since_s, self.ring.clock())) is None:
-            yield Wait(PAUSE_S, hears=False)
+        while (path := self.tries.next_path(prefixes, since_s, self.ring.clock())) is None:
+            yield Wait(PAUSE_S, until_event=False)
         self._begin(path, prefixes)
 
     def _choose(self, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
-        return self.ring.choose(self.weights, [*avoid, *self.ring.auditor.apart()], prefixes)
+        return self.ring.choose(self.weights, [*avoid, *self.ring.auditor.to_avoid()], prefixes)
 
     def _begin(self, path: HostPath, prefixes: Sequence[bytes] = ()) -> None:
         """:param prefixes: of the text, which the hosts may have cached."""
@@ -221,7 +222,7 @@ class Session(AbstractContextManager["Session"]):
         work, memory = self.journal.replay(), None
         long = self.vocabulary.count(self.journal.text) >= ATTEND_POSITIONS
         if self._space and isinstance(work, stage_pb2.Read) and long:
-            kept = kept_by(path, prefixes) if prefixes else 0
+            kept = cached_by(path, prefixes) if prefixes else 0
             memory = attempt.memory(self._space, prefixes[kept - 1] if prefixes and kept else b"")
             if memory is not None and kept:
                 attempt.recalled = kept * ATTEND_POSITIONS

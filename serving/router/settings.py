@@ -16,10 +16,10 @@ class AdmissionSettings:
 
     request_limit: int = setting(64, "requests in flight", name="--max-requests", above=0)
     # Rate at which admitted requests start.
-    requests_per_s: int = setting(1000, "requests started a second", above=0, rare=True)
+    requests_per_s: int = setting(1000, "requests started per second", above=0, rare=True)
     queue_limit: int = setting(16, "waiting requests; 0 = refuse at once", least=0, rare=True)
     # A request that would wait longer is refused at once.
-    queue_wait_s: float = setting(2.0, "longest wait", above=0, rare=True)
+    queue_wait_s: float = setting(2.0, "maximum wait", above=0, rare=True)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class RouterSettings(ServerSettings):
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
     # None = anyone may send requests, on a loopback address or with `anybody`.
-    tokens: Path | None = setting(None, "who may ask, from `onesweep token`")
-    routers: int = setting(1, "routers for these tokens: each grants its share of a quota", above=0, rare=True)
-    anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
+    tokens: Path | None = setting(None, "access tokens, from `onesweep token`")
+    routers: int = setting(1, "routers that share these tokens: each grants its share of a quota", above=0, rare=True)
+    anybody: bool = setting(False, "serve other machines without tokens: anybody may send requests")
     frontier: Path | None = setting(None, "file: what mode `auto` chooses from (the bundle's frontier.json)", rare=True)
     source: TopologySource | None = None  # source of the topology, which may change while the router runs

@@ -53,7 +53,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.hosts) <= MAX_HOSTS:
-            raise ConfigError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
+            raise ConfigError(f"a topology must have 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
             if check_name(host.name, "host name") in ("router", "http"):
                 raise ConfigError(f"a host cannot be called {host.name!r}: give it another name")
@@ -109,7 +109,7 @@ class Topology:
     def _check_blocks(self) -> None:
         for host in self.hosts:
             if list(host.blocks) != list(range(host.blocks[0], host.blocks[0] + len(host.blocks))):
-                raise ConfigError(f"host {host.name!r} holds {host.span}: a host holds neighbouring blocks, in order")
+                raise ConfigError(f"host {host.name!r} holds {host.span}: give it consecutive blocks, in order")
         begins = {host.blocks[0] for host in self.hosts}
         for host in self.hosts:
             due = host.blocks[-1] + 1
@@ -218,7 +218,7 @@ def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:
 def _path(table: dict[str, Any], key: str, default: str, where: str, folder: Path | None) -> Path:
     path = Path(_text(table, key, default, where))
     if folder is None and not path.is_absolute():
-        raise ConfigError(f"{where}: {key} {str(path)!r} must be absolute: etcd has no folder that it could be in")
+        raise ConfigError(f"{where}: {key} {str(path)!r} must be absolute: etcd has no folder to resolve it in")
     return path if folder is None else folder / path
 
 
@@ -233,7 +233,7 @@ def _quoted(text: str) -> str:
 
 def _only(table: object, known: set[str], where: str) -> None:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {as_written(table)}")
+        raise ConfigError(f"{where} must be a table with {', '.join(sorted(known))}, not {as_written(table)}")
     unknown = sorted(set(table) - known)
     if unknown:
         raise ConfigError(f"{where} has an unknown key {quoted(unknown[0])}; there are {', '.join(sorted(known))}")

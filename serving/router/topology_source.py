@@ -44,7 +44,7 @@ class TopologyFile:
 
 def add_topology_option(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add `--topology` to a command that reads a live ring's topology."""
-    what = f"where the hosts are named: a file, or {ETCD_SHAPE}, with files: TLS"
+    what = f"the hosts: a file, or {ETCD_SHAPE}, with files: TLS"
     parser.add_argument("--topology", required=required, metavar="WHERE", help=what)
 
 
@@ -78,20 +78,20 @@ async def follow_topology(source: TopologySource, known: Topology, use: Callable
 
     A topology that cannot be read, or that `use` refuses (InputError), changes nothing; the log says why, once.
     """
-    trouble = ""
+    problem = ""
     while True:
         await asyncio.sleep(FOLLOW_S)
         try:
             topology = await in_thread(source.read)
         except OnesweepError as error:
             # each error about a wrong text is a new problem; an outage's wording differs from second to second
-            before, trouble = trouble, str(error) if isinstance(error, InputError) else "outage"
-            if trouble != before:
+            before, problem = problem, str(error) if isinstance(error, InputError) else "outage"
+            if problem != before:
                 log.warning("the hosts stay as they were: %s", error)
             continue
-        if trouble:
+        if problem:
             log.info("the topology in %s can be read again", source)
-        trouble = ""
+        problem = ""
         if topology != known:
             known = topology
             try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from serving.modes import MODES, SCORING, SHAPED, TELLING
+from serving.modes import LOGPROB_MODES, MODES, SCORING, SHAPED
 from serving.modes.base import Generation, Mode
 from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, Tokenizer
 from serving.router.accounting import Account
@@ -78,7 +78,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
     tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
     for name in tells:
-        _check_taken(name, mode, TELLING)
+        _check_taken(name, mode, LOGPROB_MODES)
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
     if due_at <= monotonic():
@@ -103,9 +103,9 @@ def check_fit(generation: Generation, mode: Mode) -> None:
     """Raise StatusError unless `mode` can do `generation`, already `tokenized` for it, before any host works."""
     generation.check_fit(mode.tokenizer, mode.positions)
     if (generation.top_k or 0) > (size := mode.tokenizer.vocabulary.size):
-        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {mode.tokenizer.noun}")
+        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has {size} {mode.tokenizer.noun}")
     if generation.json_schema and not generation.ends and mode.tokenizer is not BYTE_TOKENIZER:
-        raise failed_precondition("this model has no token that ends a text: it cannot be held to a JSON schema")
+        raise failed_precondition("this model has no end-of-text token: it cannot follow a JSON schema")
     if problem := bias_problem(generation.logit_bias, mode.tokenizer.vocabulary.size):
         raise invalid(problem)
     mode.check(generation)
@@ -114,7 +114,7 @@ def check_fit(generation: Generation, mode: Mode) -> None:
 def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
     """The request's messages, if any, and the tools that the model may call. Raises StatusError."""
     if (size := len(request.tools.encode())) > MAX_TOOLS_BYTES:
-        raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: describe them more shortly")
+        raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: shorten their descriptions")
     if request.tools and not request.messages:
         raise invalid("tools are for messages: send messages in place of the prompt")
     if not request.messages:
@@ -123,17 +123,17 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
         messages = [Message(each.role, each.content, dict(json.loads(each.more or "{}"))) for each in request.messages]
         tools = list(json.loads(request.tools or "[]"))
     except (ValueError, TypeError, RecursionError):
-        raise invalid("tools must be a list in JSON, and `more` of a message an object") from None
+        raise invalid("tools must be a JSON list, and `more` of a message a JSON object") from None
     if nesting([tools, *(dict(each.more) for each in messages)]) > MAX_NESTING:
-        raise invalid(f"tools and messages have at most {MAX_NESTING} objects and lists in one another: flatten them")
+        raise invalid(f"tools and messages can have at most {MAX_NESTING} nested objects and lists: flatten them")
     return ChatPrompt(messages, tools, request.must_call, request.continue_last, request.json_schema)
 
 
 def prompt_bytes(request: router_pb2.GenerateRequest) -> int:
     """Size of a request's text in bytes."""
-    told = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
-    told += len(request.prompt) + TOKEN_BYTES * len(request.prompt_tokens)
-    return told + len(request.tools.encode()) + len(request.json_schema.encode())
+    size = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
+    size += len(request.prompt) + TOKEN_BYTES * len(request.prompt_tokens)
+    return size + len(request.tools.encode()) + len(request.json_schema.encode())
 
 
 class PromptPools:
@@ -154,7 +154,7 @@ class PromptPools:
         try:
             return await self.checking.run(caller, schema_problem, schema)
         except subprocess.TimeoutExpired:
-            raise exhausted("this machine is too busy to check the JSON schema: come back later", 10_000) from None
+            raise exhausted("this machine is too busy to check the JSON schema: try again later", 10_000) from None
 
 
 async def tokenized(
@@ -170,7 +170,7 @@ async def tokenized(
         encoding = pools.tokenized(caller, tokenizer, tokenizer.encode_chat, chat)
         prompt, account.prompt_bytes, schema = await encoding
         if schema:
-            _check_taken("tools that are strict", mode, TELLING)
+            _check_taken("tools that are strict", mode, LOGPROB_MODES)
             generation = replace(generation, json_schema=schema)
     elif generation.prompt_tokens:
         prompt = encoded(tokenizer, generation.prompt_tokens)
@@ -217,7 +217,7 @@ def _check_texts(request: router_pb2.GenerateRequest) -> None:
     if bool(request.messages) + bool(request.prompt) + bool(request.prompt_tokens) > 1:
         raise invalid("give a prompt or messages, not both")
     if len(request.messages) > MAX_MESSAGES:
-        raise invalid(f"{len(request.messages)} messages; a conversation has at most {MAX_MESSAGES}")
+        raise invalid(f"{len(request.messages)} messages; a conversation can have at most {MAX_MESSAGES}")
     if (size := sum(len((each.content + each.more).encode()) for each in request.messages)) > MAX_PROMPT_BYTES:
         raise invalid(f"the messages have {size} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten them")
     for message in request.messages:
@@ -226,11 +226,11 @@ def _check_texts(request: router_pb2.GenerateRequest) -> None:
     if not (request.prompt or request.messages or request.prompt_tokens):
         raise invalid("the prompt is empty: give at least one byte of text")
     if len(request.stops) > MAX_STOPS:
-        raise invalid(f"{len(request.stops)} stop strings; at most {MAX_STOPS}")
+        raise invalid(f"{len(request.stops)} stop strings; a request can have at most {MAX_STOPS}")
     for stop in request.stops:
         check_text("stop string", stop)
         if not 0 < len(stop) <= MAX_STOP_BYTES:
-            raise invalid(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")
+            raise invalid(f"a stop string must have 1 to {MAX_STOP_BYTES} bytes")
 
 
 def check_text(what: str, text: bytes) -> None:

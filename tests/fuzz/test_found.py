@@ -121,7 +121,7 @@ def test_when_to_come_back_is_a_number_or_nothing(said: str, due: int | None) ->
     assert retry_after_ms({RETRY_AFTER: said}) == due
 
 
-@pytest.mark.parametrize(("rtt_ms", "problem"), [(1.5, ""), (float("nan"), "round trips that cannot be")])
+@pytest.mark.parametrize(("rtt_ms", "problem"), [(1.5, ""), (float("nan"), "impossible round trips")])
 async def test_a_round_trip_that_cannot_be_is_a_problem(rtt_ms: float, problem: str) -> None:
     link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), CALL_S)
     info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
@@ -143,7 +143,7 @@ def test_pictures_of_another_size_than_they_say_are_an_error_of_the_router() -> 
         router_pb2.DrawResponse(pictures=router_pb2.Pictures(pixels=bytes(784), count=1, channels=1, height=28))
     )
     answer.read(router_pb2.DrawResponse(summary=router_pb2.DrawSummary()))
-    with pytest.raises(RouterError, match="pictures of another size than it says"):
+    with pytest.raises(RouterError, match="pictures do not have the size in their header"):
         answer.end()
 
 

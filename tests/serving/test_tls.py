@@ -134,13 +134,13 @@ async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with
 def test_quotas_over_the_wire(served: Served) -> None:
     with served.client("slow") as client:
         ask(client)
-        with pytest.raises(RouterError, match=r"key slow may start 0\.001 requests a second") as caught:
+        with pytest.raises(RouterError, match=r"key slow may start 0\.001 requests per second") as caught:
             ask(client)
         assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (caught.value.retry_after_ms or 0) > 900_000
     with served.client("greedy") as client:
         assert ask(client, 8) == 8
-        with pytest.raises(RouterError, match="3 are left until midnight UTC, and 4 were asked for"):
+        with pytest.raises(RouterError, match="3 are left until midnight UTC, and the request may need 4"):
             ask(client, 3)
         assert ask(client, 2) == 2
         asked = router_pb2.TokenizeRequest(mode="local", text=b"x", protocol=CALLS)
@@ -237,8 +237,8 @@ blocks = [0, 1, 2]
     [
         (["router"], "10.8.0.1:7701 is on another machine and traffic would not be encrypted"),
         (["doctor"], "10.8.0.1:7701 is on another machine"),
-        (["router", "--listen", "0.0.0.0:0"], "anybody could generate: give --tokens"),
-        (["router", "--listen", "0.0.0.0:0", "--insecure"], "or accept it with --anybody"),
+        (["router", "--listen", "0.0.0.0:0"], "anybody could send requests: give --tokens"),
+        (["router", "--listen", "0.0.0.0:0", "--insecure"], "or allow it with --anybody"),
         (["router", "--listen", "0.0.0.0:0", "--anybody"], "traffic is not encrypted: give --tls-cert"),
         (["router", "--listen", "0.0.0.0:0", "--tokens", "TOKENS"], "traffic is not encrypted: give --tls-cert"),
         (["router", "--tokens", "/nowhere"], "cannot read /nowhere: No such file"),

@@ -133,7 +133,7 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
     assert (out.read_text()[:9], out.stat().st_mode & 0o777) == ("onesweep_", 0o600)
     assert onesweep("token", "add", "eve", "--tokens", path, "--out", out)[0] == 2, "bob's would be lost"
     alice, bob = onesweep("token", "list", "--tokens", path)[1].splitlines()
-    assert alice.split(maxsplit=2) == ["alice", "generate", "2 a second, 3 at once, 1000 bytes a day"]
+    assert alice.split(maxsplit=2) == ["alice", "generate", "2 requests/s, 3 concurrent, 1000 bytes/day"]
     assert bob.split(maxsplit=2) == ["bob", "generate,status", "no limits"]
     assert Keyring(path).identify(token_metadata(token), "generate").concurrent == 3
     assert onesweep("token", "remove", "alice", "--tokens", path)[1] == "removed alice; 1 left\n"
@@ -144,7 +144,7 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["add", "alice"], "has a key alice already"),
+        (["add", "alice"], "already has a key alice"),
         (["add", "a b"], "key name 'a b' must be"),
         (["add", "bob", "--scope", "fly"], "key bob: unknown scope 'fly'; choose from generate, status, work, admin"),
         (["add", "bob", "--scope", ","], "key bob has no scope"),
@@ -152,7 +152,7 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
         (["add", "bob", "--rate", "nan"], "key bob: rate must be above 0, not nan"),
         (["add", "bob", "--concurrent", "0"], "key bob: concurrent must be 1 or more for each router, not 0"),
         (["add", "bob", "--bytes-per-day", "-1"], "key bob: bytes_per_day must be 1 or more for each router, not -1"),
-        (["remove", "bob"], "has no key 'bob'; there are: alice"),
+        (["remove", "bob"], "has no key 'bob'; it has: alice"),
     ],
 )
 def test_a_mistake_is_explained(onesweep: Run, path: Path, arguments: list[str], says: str) -> None:

@@ -36,7 +36,7 @@ async function ask(path, options) {
     response = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("The gateway does not answer. See that `onesweep http` runs.", 0);
+    throw new Refused("The gateway does not answer. Check that `onesweep http` runs.", 0);
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
@@ -72,9 +72,9 @@ async function* events(path, request, signal) {
       if (event.startsWith(":")) continue; // a comment: the hosts still read the prompt
       const data = event.slice("data: ".length);
       if (data === "[DONE]") return;
-      const told = JSON.parse(data);
-      if (told.error?.message) throw new Refused(told.error.message, 0);
-      yield told;
+      const chunk = JSON.parse(data);
+      if (chunk.error?.message) throw new Refused(chunk.error.message, 0);
+      yield chunk;
     }
   }
 }

@@ -5,7 +5,7 @@ import { forgetChat, keepChat, keptChats } from "./chats.js";
 import { byId, duration, html, showProblem, showServer } from "./dom.js";
 import { markdown } from "./markdown.js";
 
-const UNFIT = "The served model has no chat template, so it knows no turns: it continues texts, on the page Race.";
+const UNFIT = "The served model has no chat template, so it cannot chat: it continues texts, on the Race page.";
 const NEAR_END_PX = 120;
 const REFRESH_MS = 2000;
 const COPIED_MS = 1500;
@@ -21,7 +21,7 @@ async function refresh() {
     showServer(status);
     byId("chat-link").hidden = false;
     byId("model").textContent = status.model || "the served model";
-    byId("sampling").textContent = status.sampling ? `Where you leave a field empty: ${status.sampling}.` : "";
+    byId("sampling").textContent = status.sampling ? `Default where a field is empty: ${status.sampling}.` : "";
     form.hidden = !status.chat && !messages.length;
     const reasons = status.hosts.map((host) => host.reason).filter(Boolean).join("; ");
     showProblem(byId("unready"), status.chat && status.ready ? "" : reasons ? trying(reasons) : status.chat ? "" : UNFIT);
@@ -69,13 +69,13 @@ async function answer(conversation, asked) {
   showLast(); // the buttons of the answer before go
   const turn = addTurn({ role: "assistant", content: "" });
   const text = turn.querySelector(".text");
-  let [said, costs] = ["", null];
+  let [answered, costs] = ["", null];
   try {
     for await (const chunk of chat(requested([...conversation, asked]), aborter.signal)) {
       const piece = chunk.choices[0]?.delta.content ?? "";
-      said += piece;
+      answered += piece;
       costs = chunk.onesweep?.accounting[0] ?? costs;
-      if (piece) text.replaceChildren(...markdown(said));
+      if (piece) text.replaceChildren(...markdown(answered));
       if (piece) follow();
     }
   } catch (error) {
@@ -88,18 +88,18 @@ async function answer(conversation, asked) {
     showRunning(false);
     byId("message").focus();
   }
-  if (!said && !costs) {
+  if (!answered && !costs) {
     turn.remove();
     return false;
   }
-  const written = { role: "assistant", content: said, costs: costs ? toldCosts(costs) : "stopped" };
+  const written = { role: "assistant", content: answered, costs: costs ? costsLine(costs) : "stopped" };
   conversation.push(asked, written);
   if (conversation === messages) {
     turn.replaceWith(turnOf(written));
     keepChat(id, messages);
     showChats();
   }
-  byId("said").textContent = said;
+  byId("said").textContent = answered;
   showLast();
   follow();
   return true;
@@ -169,7 +169,7 @@ function open(chosen, kept = []) {
   showLast();
 }
 
-function toldCosts({ mode, output_tokens: tokens, sweeps, latency_ms: ms, sampling }) {
+function costsLine({ mode, output_tokens: tokens, sweeps, latency_ms: ms, sampling }) {
   const drawn = sampling ? `, ${sampling}` : "";
   return `${tokens} tokens by ${mode} in ${sweeps} ${sweeps === 1 ? "round trip" : "round trips"}, ${duration(ms)}${drawn}`;
 }

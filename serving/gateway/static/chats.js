@@ -1,8 +1,8 @@
 // Conversations, kept in this browser: the gateway keeps none.
 
 const KEY = "onesweep-chats";
-const MOST_CHATS = 30;
-const MOST_CHARACTERS = 2e6; // of all together; a browser keeps about five million
+const MAX_CHATS = 30;
+const MAX_CHARACTERS = 2e6; // of all together; a browser keeps about five million
 const TITLE_CHARACTERS = 40;
 
 /** Conversations that are kept, the newest first. */
@@ -18,7 +18,7 @@ export function keptChats() {
 /** Keeps a conversation, and forgets the oldest ones where there are too many. */
 export function keepChat(id, messages) {
   const title = (messages[0]?.content ?? "").slice(0, TITLE_CHARACTERS);
-  write([{ id, title, messages }, ...keptChats().filter((each) => each.id !== id)].slice(0, MOST_CHATS));
+  write([{ id, title, messages }, ...keptChats().filter((each) => each.id !== id)].slice(0, MAX_CHATS));
 }
 
 export function forgetChat(id) {
@@ -27,7 +27,7 @@ export function forgetChat(id) {
 
 function write(chats) {
   let size = 0;
-  const fitting = chats.filter((each) => (size += JSON.stringify(each).length) <= MOST_CHARACTERS);
+  const fitting = chats.filter((each) => (size += JSON.stringify(each).length) <= MAX_CHARACTERS);
   try {
     localStorage.setItem(KEY, JSON.stringify(fitting));
   } catch {

@@ -1,7 +1,7 @@
 // One mode in a race: its text as it appears, its trips on a common scale of time, and its costs.
 
 import { duration, html, size, svg } from "./dom.js";
-import { worthOf } from "./modes.js";
+import { qualityOf } from "./modes.js";
 
 const SCALE = 1000;
 
@@ -31,17 +31,17 @@ export class Lane {
     }
     this.reason = html("p", { classes: "reason quiet", hidden: true });
     const heading = html("h3", {}, html("span", { classes: "swatch" }), label);
-    this.worth = html("span");
+    this.quality = html("span");
     this.judged = html("span");
     this.twins = html("span");
-    this.showWorth(...label.split(":"));
-    const badges = html("p", { classes: "badges" }, this.state, this.worth, this.judged, this.twins);
+    this.showQuality(...label.split(":"));
+    const badges = html("p", { classes: "badges" }, this.state, this.quality, this.judged, this.twins);
     this.element = html("li", { classes: `lane lane-${tint}` }, heading, badges, this.written, this.reason, this.track, facts);
   }
 
   start() {
     this.startedAt = performance.now();
-    this.state.textContent = "under way";
+    this.state.textContent = "running";
   }
 
   addTrip(trip) {
@@ -60,18 +60,18 @@ export class Lane {
     this.result = result;
     this.runner.end();
     this.showCosts(result.sweeps, result.latency_ms, result.wire_bytes_total, result.compute_ms, result.host_seconds);
-    this.showWorth(result.mode, result.scorer);
+    this.showQuality(result.mode, result.scorer);
     this.explain(result.reason);
   }
 
-  /** The badges that say what the text of a mode is worth. */
-  showWorth(mode, scorer) {
+  /** The badges that say how good the text of a mode is. */
+  showQuality(mode, scorer) {
     const bits = this.bits[`${mode}:${scorer}`] ?? this.bits[mode];
     this.judged.textContent = bits ? `${bits.toFixed(2)} judge bits` : "";
     this.judged.className = bits ? "badge" : "";
-    const worth = worthOf(mode);
-    this.worth.textContent = worth?.said ?? "";
-    this.worth.className = worth ? `badge ${worth.kind}` : "";
+    const quality = qualityOf(mode);
+    this.quality.textContent = quality?.text ?? "";
+    this.quality.className = quality ? `badge ${quality.kind}` : "";
   }
 
   /** `others`: label, whether the text is the `same`, and whether that is `promised`, of each lane that is done. */
@@ -79,12 +79,12 @@ export class Lane {
     const names = (lanes) => lanes.map(({ label }) => label).join(", ");
     const [equal, found] = [others.filter((o) => o.same && o.promised), others.filter((o) => o.same && !o.promised)];
     const broken = others.filter((o) => !o.same && o.promised);
-    const said = [];
-    if (broken.length) said.push(`not the text of ${names(broken)}, as promised: please report it`);
-    if (equal.length) said.push(`identical to ${names(equal)}, equal by promise`);
-    if (found.length) said.push(`identical to ${names(found)}`);
-    this.twins.textContent = said.join("; ");
-    this.twins.className = said.length ? `badge ${broken.length ? "broken" : "twin"}` : "";
+    const notes = [];
+    if (broken.length) notes.push(`not the text of ${names(broken)}, as promised: please report it`);
+    if (equal.length) notes.push(`identical to ${names(equal)}, as promised`);
+    if (found.length) notes.push(`identical to ${names(found)}`);
+    this.twins.textContent = notes.join("; ");
+    this.twins.className = notes.length ? `badge ${broken.length ? "broken" : "twin"}` : "";
   }
 
   fail(sentence, state = "failed") {

@@ -1,10 +1,10 @@
-// What each mode does, and what its text is worth.
+// What each mode does, and how good its text is.
 
-const EXACT = { kind: "exact", said: "text of the model, exact" };
-const LIKELY = { kind: "near", said: "leans to likely text" };
-const SMALLER = { kind: "near", said: "text of a smaller model" };
-const COPY = { kind: "near", said: "text of the model in fewer bits" };
-const SOUP = { kind: "soup", said: "noise chain: letter soup at this size" };
+const EXACT = { kind: "exact", text: "text of the model, exact" };
+const LIKELY = { kind: "near", text: "leans to likely text" };
+const SMALLER = { kind: "near", text: "text of a smaller model" };
+const COPY = { kind: "near", text: "text of the model in fewer bits" };
+const SOUP = { kind: "soup", text: "noise chain: letter soup at this size" };
 
 const MODES = {
   sweep: ["One trip writes the whole text: every host takes some noise out of it.", SOUP],
@@ -26,7 +26,7 @@ export function aboutMode(entrant) {
 }
 
 /** `kind` and a few words; nothing for a mode that another one runs for. */
-export const worthOf = (mode) => MODES[mode]?.[1];
+export const qualityOf = (mode) => MODES[mode]?.[1];
 
 /** Whether two modes are to write the same text for the same seed. */
 export const promisedEqual = (one, other) => SAME_TEXT.includes(one) && SAME_TEXT.includes(other);

@@ -8,12 +8,12 @@ import { aboutMode, promisedEqual } from "./modes.js";
 
 // Those that show the difference: few trips, few trips and the same text, a trip a token.
 const USUAL = ["resample:scorer", "ar-speculative", "ar", "local:copy", "local"];
-const MOST_TICKED = 3;
+const MAX_TICKED = 3;
 const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;
 const RANKS = ["1st", "2nd", "3rd"];
-const DRAWS = "This model draws, and only texts race: POST /v1/images/generations, or `onesweep draw --compare`.";
+const DRAWS = "This model draws pictures, and only texts race: POST /v1/images/generations, or `onesweep draw --compare`.";
 
 const map = new RingMap(byId("map"));
 const form = byId("form");
@@ -46,12 +46,12 @@ async function refresh() {
 function offer(entrants) {
   if (offered === entrants.join()) return;
   offered = entrants.join();
-  const first = [...USUAL.filter((each) => entrants.includes(each)), ...entrants].slice(0, MOST_TICKED);
+  const first = [...USUAL.filter((each) => entrants.includes(each)), ...entrants].slice(0, MAX_TICKED);
   const ticked = new Set(boxes().length ? chosen() : first);
   for (const former of byId("entrants").querySelectorAll(".chip, p")) former.remove();
   byId("others").hidden = !entrants.some((each) => !first.includes(each));
   // in one place below the boxes: over them it would hide the next mode, and a finger cannot hover
-  byId("tips").replaceChildren(html("p", { id: "tip-hint", classes: "shown" }, "Point at a mode, or go there with Tab, to read what it does."));
+  byId("tips").replaceChildren(html("p", { id: "tip-hint", classes: "shown" }, "Point at a mode, or move to it with Tab, to read what it does."));
   for (const [index, entrant] of entrants.entries()) {
     const box = html("input", { type: "checkbox", name: "entrant", value: entrant, checked: ticked.has(entrant) });
     const swatch = html("span", { classes: `swatch lane-${index % TINTS}` });

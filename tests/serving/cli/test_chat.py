@@ -53,25 +53,25 @@ def test_a_conversation(router: str, talk: Callable[..., Terminal]) -> None:
     chat = talk("--router", router, "--max-tokens", 6, "--temperature", 0, "--system", "Be brief.")
     assert "mode auto; /help lists the commands" in chat.seen
     chat.type("/help\n")
-    chat.expect("/quit      leave")
+    chat.expect("/quit      quit")
     chat.type("/stats\n")
-    chat.expect("no answer came to its end yet")
+    chat.expect("no answer has finished yet")
     chat.type("the sea\n")
     chat.expect("the sea\n")
     chat.expect("> ")
     chat.type("/stats\n")
     cost = chat.expect(" ms of compute")
     assert "[ar-speculative, seed 0, " in cost
-    assert " guesses right, " in cost
+    assert " draft tokens accepted, " in cost
     assert " bytes on the wire, " in cost
     chat.type("/mode\n")
     chat.expect("served: ar, ar-speculative")
     chat.type("/mode are\n")
     chat.expect("mode 'are' is not served here (did you mean ar")
     chat.type("/mode ar\n/what now\n")
-    chat.expect("no command /what now; /help lists them")
+    chat.expect("unknown command /what now; /help lists")
     chat.type("/reset\n")
-    chat.expect("the conversation is forgotten")
+    chat.expect("conversation forgotten")
     chat.type("/quit\n")
     assert chat.end() == 0
     assert "Traceback" not in chat.seen
@@ -89,7 +89,7 @@ def in_the_answer(talk: Callable[..., Terminal], router: str) -> Terminal:
 def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: Callable[..., Terminal]) -> None:
     chat = in_the_answer(talk, router)
     chat.type("\x03")
-    chat.expect("(Ctrl-C again, Ctrl-D or /quit leaves)")
+    chat.expect("(Ctrl-C again, Ctrl-D or /quit quits)")
     chat.expect("> ")
     chat.type("/mode\n")
     chat.expect("served:")
@@ -121,6 +121,6 @@ def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
         shown = subprocess.run([*CHAT, *options], input=lines, capture_output=True, text=True, timeout=PATIENCE_S)
         text = client.generate("The sea", mode="ar", max_tokens=8, temperature=0).text
     assert shown.returncode == 1, shown.stderr
-    assert "onesweep: lines without an answer: 2, 3\n" in shown.stderr
-    assert "this model has no chat template: it continues each text that you type" in shown.stderr
+    assert "onesweep: unanswered lines: 2, 3\n" in shown.stderr
+    assert "this model has no chat template: it continues each text on its own" in shown.stderr
     assert shown.stdout == "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"

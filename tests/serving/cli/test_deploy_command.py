@@ -34,8 +34,8 @@ def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "give either the directory of a checkpoint"),
-        (["weights", "--rollback"], "give either the directory of a checkpoint, to deploy it, or --rollback, to go"),
+        ([], "give either a checkpoint directory"),
+        (["weights", "--rollback"], "give either a checkpoint directory, to deploy it, or --rollback"),
         (["--rollback", "--without", "a"], "--without is for a deployment"),
         (["--rollback", "--timeout-s", "0"], "--timeout-s must be above 0"),
     ],

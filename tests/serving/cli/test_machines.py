@@ -65,13 +65,13 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
     for again in (given, None):
         with place(again, "paris") as found:
             assert found == first
-    with pytest.raises(InputError, match="no machine 'rome' of this computer has joined"), place(None, "rome"):
+    with pytest.raises(InputError, match="this computer has joined no run as 'rome'"), place(None, "rome"):
         pass
     with patch.object(tickets, "ticking", wraps=tickets.ticking) as waits, place(None) as found:
         assert found == first, "the only one, whatever this computer is called"
         waits.assert_called_once_with(f"waiting for the router at {first.rendezvous[0]}")
     del rendezvous.machines["paris"]
-    with pytest.raises(ServiceError, match="lets this machine in no more: give another ticket"), place(None):
+    with pytest.raises(ServiceError, match="no longer admits this machine: give a new ticket"), place(None):
         pass
     with place(ticket(rendezvous), "paris") as again:
         assert again.secret != first.secret, "who was let go comes back with a new ticket"
@@ -175,7 +175,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
         monkeypatch.setattr(progress, "at", lambda line: (said.append(line), passes()))
         return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), progress)
 
-    def pass_time(seconds: float = remote.OTHERS_S + 1) -> None:
+    def pass_time(seconds: float = remote.REPLACE_AFTER_S + 1) -> None:
         nonlocal now
         now += seconds
 
@@ -192,17 +192,15 @@ def test_who_is_awaited_and_how_one_is_let_go(
     (run.directory / machine_ring.ORDER_NAME).write_text('["tokyo", "paris"]')
     come("oslo")
     come("paris")
-    then = iter((lambda: pass_time(remote.LATE_S + 1), lambda: come("tokyo")))
+    then = iter((lambda: pass_time(remote.ADVISE_AFTER_S + 1), lambda: come("tokyo")))
     assert waited(lambda: next(then)()) == ["paris", "tokyo"], "the others join the ring while it serves"
-    away = "waiting for machines: 2 of 2 (paris, oslo); not there: tokyo"
-    assert said == [away, f"{away} (`onesweep invite --revoke tokyo` lets it go, --wait 2 does without)"]
+    away = "waiting for machines: 2 of 2 (paris, oslo); missing: tokyo"
+    assert said == [away, f"{away} (`onesweep invite --revoke tokyo` removes it, --wait 2 starts without more)"]
     rendezvous.machines["tokyo"].notices = None
     assert waited(lambda: None, wait=2) == ["paris", "oslo"]
 
     assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
-    with pytest.raises(
-        InputError, match=r"and no machine 'tokio' \(did you mean tokyo.*; choose from paris, tok.*rome$"
-    ):
+    with pytest.raises(InputError, match=r"or machine 'tokio' \(did you mean tokyo.*; choose from paris, tok.*rome$"):
         invite(revoke="tokio")
     with pytest.raises(InputError, match="--revoke makes no ticket: leave out --days, or --revoke"):
         invite(revoke="tokyo", days=3.0)
@@ -214,7 +212,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     assert shown[1] in made.err
     assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
-    assert "not there: tokyo" in said[-1]
+    assert "missing: tokyo" in said[-1]
     rendezvous.machines["oslo"].notices = None
     said.clear()
     assert waited(lambda: come("oslo")) == ["paris", "oslo"]
@@ -229,11 +227,11 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
         with pytest.raises(ServiceError, match="another process serves"), machines.locked(machines.run_directory()):
             pass
         assert (machines.served_here(router), router_here(None)[0]) == ("", router), "nothing was said yet"
-        remote._ToldProgress(router).at(waits)
+        remote._RecordedProgress(router).at(waits)
         for named in (router, "localhost:7700", None):
-            assert machines.served_here(named) == f"`onesweep serve` is here, and has no router yet: {waits}"
+            assert machines.served_here(named) == f"`onesweep serve` runs here, but has no router yet: {waits}"
         assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
-        remote._ToldProgress("127.0.0.1:7722").at(waits)
+        remote._RecordedProgress("127.0.0.1:7722").at(waits)
         assert router_here(None) == ("127.0.0.1:7722", None)
     (machines.run_directory() / machines.DOING_NAME).write_text('{"process": 1, "began": 0}')
     assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"

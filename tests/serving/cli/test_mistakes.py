@@ -86,12 +86,12 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 
 
 TYPING = [
-    ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
+    ("generat x", 2, "unknown command 'generat'; did you mean `onesweep generate`?"),
     ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
-    ("restart", 2, "there is no command 'restart'; `onesweep --help` lists them"),
-    ("start", 2, "there is no command 'start'; did you mean `onesweep up`?"),
+    ("restart", 2, "unknown command 'restart'; `onesweep --help` lists them"),
+    ("start", 2, "unknown command 'start'; did you mean `onesweep up`?"),
     ("bench peers", 2, "--checkpoint, --source are missing"),
-    ("train pictures blocks --data x", 2, "'blocks' is none of chain, steps, local (CHANGELOG.md says what to use"),
+    ("train pictures blocks --data x", 2, "'blocks' is not one of chain, steps, local (CHANGELOG.md says what to use"),
     ("generate x --mode verified", 2, "unknown mode 'verified' (CHANGELOG.md says what to use now); choose from"),
     ("up --http 1:99999", 2, "--http '1:99999' must be HOST:PORT, with a port from 0 to 65535"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
@@ -102,7 +102,7 @@ TYPING = [
     ("compare x --modes ar:codec=", 2, "--modes 'ar:codec=': codec has no value: give codec=VALUE"),
     (f"generate x --mode {'m' * 10_000}", 2, f"unknown mode '{'m' * 40}…'; choose from sweep"),
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
-    ("stage", 2, "there is no command 'stage' (CHANGELOG.md says what to use now); `onesweep --help`"),
+    ("stage", 2, "unknown command 'stage' (CHANGELOG.md says what to use now); `onesweep --help`"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
     ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
     ("generate", 2, "PROMPT is missing"),
@@ -111,7 +111,7 @@ TYPING = [
     ("generate x --max-bytes ten", 2, "--max-bytes must be a whole number, not 'ten'"),
     ("generate x --max-bytes -5", 2, "max_bytes must be a whole number from 1"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
-    ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
+    ("up --hosts 2 --topology t.toml", 2, "cannot be used together"),
     ("up --port 99999", 2, "--port must be at most 65535, not 99999"),
 ]
 FILES = [
@@ -123,7 +123,7 @@ FILES = [
     ("up --checkpoint {weights} --port 65535", 2, "port 65535 leaves no room for 3 hosts"),
     ("up --checkpoint {weights} --tokens /nowhere", 2, "cannot read /nowhere"),
     ("host nam --topology {tmp}/ring.toml", 2, "no host 'nam'"),
-    ("doctor --topology {tmp}/gap.toml", 2, "neighbouring blocks, in order"),
+    ("doctor --topology {tmp}/gap.toml", 2, "consecutive blocks, in order"),
     ("router", 2, "--topology is missing"),
     ("up --checkpoint=", 2, "--checkpoint: the name of a file or directory is empty"),
     ("router --topology {tmp}/few.toml --checkpoint {weights}", 2, "has 2 blocks, the checkpoint 3: make them agree"),
@@ -132,29 +132,29 @@ FILES = [
     ("host host-1 --topology {tmp}/taken.toml --checkpoint {weights}", 1, "the port is in use"),
     ("host host-1 --topology {tmp}/free.toml --checkpoint {damaged}", 1, "damaged"),
     ("deploy {damaged} --router {ring}", 2, "is damaged (its SHA-256 is not the manifest's): fetch it again"),
-    ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf is not there: give a Hugging Face folder or a .gguf"),
+    ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf does not exist: give a Hugging Face folder or a .gguf"),
     ("inspect {tmp}/text.txt", 2, "text.txt is a file: `onesweep import {tmp}/text.txt --out DIR` reads models"),
     ("inspect {weights}/ar/manifest.json", 2, "manifest.json is a file: give its directory, {weights}/ar"),
     ("import {tmp}/empty --out {tmp}/full", 2, "full"),
-    ("token add ann --tokens {tmp}/tokens.toml", 2, "has a key ann already"),
+    ("token add ann --tokens {tmp}/tokens.toml", 2, "already has a key ann"),
     ("token add bob --tokens {tmp}/tokens.toml --scope genrate", 2, "did you mean generate?"),
     ("certs issue host paris --dir {tmp}/empty", 2, "onesweep certs init"),
 ]
 SERVERS = [
     ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
-    ("doctor", 1, "say with --topology where the hosts are named"),
+    ("doctor", 1, "name the hosts with --topology"),
     ("compare x --modes ar,swep", 2, "unknown mode 'swep' in --modes (did you mean sweep"),
     ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
-    ("generate x --router {host}", 1, "{host} is no router; give the router's address"),
-    ("generate x --router {taken} --timeout-s 0.1", 1, "in 0.1 s: it takes connections and says nothing; it hangs, or"),
+    ("generate x --router {host}", 1, "{host} is not a router; give the router's address"),
+    ("generate x --router {taken} --timeout-s 0.1", 1, "in 0.1 s: it accepts connections but does not answer; it"),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
     ("generate x --router {lonely} --wait 0 --timeout-s 30", 1, "see that it runs"),
-    ("compare x --router {lonely} --wait 0", 1, "nothing can be compared, the router is not ready"),
+    ("compare x --router {lonely} --wait 0", 1, "cannot compare modes, the router is not ready"),
     ("compare {empty} --router {nobody}", 2, "the prompt is empty: give at least one byte of text"),
     ("compare x --router {ring} --modes resample --temperature 0", 2, "temperature 0 leaves mode resample nothing"),
     ("compare x --router {lonely} --modes local", 2, "the router has no local model"),
-    ("chat x --router {lonely} --mode local", 2, "the router serves no mode that could answer"),
+    ("chat x --router {lonely} --mode local", 2, "the router serves no mode that can answer"),
     ("compare x --router {ring} --modes ar --budget-ms 9", 2, "mode ar does not take budget_ms"),
     ("generate x --router {nobody} --mode swep", 2, "unknown mode 'swep' (did you mean sweep?); choose from sweep, "),
     ("chat x --router {nobody} --temperature -1", 2, "temperature must be from 0 to"),
@@ -196,7 +196,7 @@ def test_a_router_that_was_started_in_place_of_a_dead_one_is_asked(
     monkeypatch.setattr("serving.cli.deployment.deployment_here", lambda router: dead)
     assert main(["generate", "x", "--max-bytes", "2", "--router", words["ring"]]) == 0
     assert main(["generate", "x", "--router", words["nobody"]]) == 1
-    assert f"the router at {words['nobody']} ended: killed; `onesweep down`" in capsys.readouterr().err
+    assert f"the router at {words['nobody']} exited: killed; `onesweep down`" in capsys.readouterr().err
 
 
 def test_output_that_cannot_be_written_ends_in_a_sentence(
@@ -248,7 +248,7 @@ def test_each_command_and_option_that_went_has_a_hint() -> None:
                 with pytest.raises(InputError) as refusal:
                     parse([*line.split(), "--no-such"])
                 said = str(refusal.value)
-                if re.search("no (option (?!--no-such)|command)", said):
+                if re.search("no option (?!--no-such)|unknown command", said):
                     assert hints.search(said), line
                     tried += 1
     assert tried > 200

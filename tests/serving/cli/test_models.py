@@ -71,7 +71,7 @@ def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, cache: Pa
     assert f"importing {gguf} once, into {cache}" in err
     assert "2 hosts ready; router 127.0.0.1:" in err
     (entry,) = (path for path in cache.iterdir() if path.is_dir())
-    assert f"tiny.gguf, cut into 2, is in {entry}" in err
+    assert f"tiny.gguf, split into 2, is in {entry}" in err
     code, again, err = onesweep(*command)
     assert (code, again) == (0, text)
     assert "importing" not in err
@@ -145,15 +145,15 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["{tmp}/nothing.gguf"], "nothing.gguf is not there: give a .gguf file, a Hugging Face folder"),
-        (["{tmp}"], "is none of these: give a .gguf file"),
+        (["{tmp}/nothing.gguf"], "nothing.gguf does not exist: give a .gguf file, a Hugging Face folder"),
+        (["{tmp}"], "is not a model: give a .gguf file"),
         (["{gguf}", " "], "the prompt is empty"),
         (["{gguf}", "x", "--hosts", "0"], "--hosts must be above 0"),
         (["{gguf}", "x", "--blocks", "9"], "--blocks 9: the model has 3 layers"),
         (["{gguf}", "x", "--hosts", "3", "--blocks", "2"], "3 hosts cannot share 2 blocks"),
         (["{gguf}", "x", "--mode", "swep"], "unknown mode 'swep' (did you mean sweep?); choose from"),
-        (["{own}", "x", "--context", "9"], "is a checkpoint, which keeps its context: leave --context out"),
-        (["{own}", "x", "--blocks", "2"], "is cut into 3 blocks, not 2: import it anew"),
+        (["{own}", "x", "--context", "9"], "is a checkpoint with its own context: leave out --context"),
+        (["{own}", "x", "--blocks", "2"], "has 3 blocks, not 2: import it again"),
     ],
 )
 def test_mistakes(gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str) -> None:

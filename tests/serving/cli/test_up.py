@@ -75,7 +75,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local")[1] == out
 
     code, _, err = onesweep(*up)
-    assert (code, f"a deployment is up already (router 127.0.0.1:{port}, in" in err) == (1, True), err
+    assert (code, f"a deployment is already up (router 127.0.0.1:{port}, in" in err) == (1, True), err
 
     up[5], second = port + 2, f"127.0.0.1:{port + 2}"
     assert onesweep(*up)[0] == 0
@@ -137,7 +137,7 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
             os.kill(pid, signal.SIGKILL)
             with Client(f"127.0.0.1:{port}") as client:
                 assert client.generate("The ", mode="ar", max_bytes=20).output_bytes == 20
-            assert command.stdout.readline() == "host-1-1 ended and is started again; see its log\n"
+            assert command.stdout.readline() == "host-1-1 exited and is being restarted; see its log\n"
             command.send_signal(signal.SIGINT)
             rest = command.communicate(timeout=PATIENCE_S)[0]
         finally:
@@ -154,7 +154,7 @@ def test_ctrl_c_while_servers_start_is_heard_at_once(
     starting = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
     monkeypatch.setattr("serving.cli.servers.FORKED", ["-c", starting])
     code, out, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
-    assert (code, out, "stopping them, the router first" in err) == (130, "", True), err
+    assert (code, out, "stopping the router, which finishes its requests" in err) == (130, "", True), err
 
 
 def test_a_signal_while_servers_stop_kills_those_that_are_left(

@@ -5,16 +5,17 @@ import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cli.deployment import Deployment
-from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
+from serving.client.client import AsyncClient, Client, Result, RouterError, TextDecoder
 from serving.gateway.streams import merged
 from serving.router.request import Request
+from serving.router.session import Session
 from serving.v1 import router_pb2
 from stages.errors import InputError
 from tests.conftest import PATIENCE_S
@@ -72,6 +73,8 @@ async def test_the_async_client_does_what_the_plain_one_does(deployment: Deploym
         *pieces, last = [item async for item in client.stream("x", mode="chunked", chunk=8, max_bytes=20)]
         assert len((await client.status()).hosts) == 3
     assert isinstance(last, Result)
+    enters = Client.__enter__, AsyncClient.__aenter__, Session.__enter__
+    assert all(get_type_hints(enter)["return"] is Self for enter in enters), "a subclass is itself in its block"
     assert (len(pieces), b"".join(pieces)) == (3, whole.output)
 
 

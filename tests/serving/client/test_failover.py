@@ -117,7 +117,7 @@ def test_a_quota_holds_at_two_routers_together(
     for each in (topology.router, second):
         wait_ready(each, token=token)
     with Client(f"{topology.router},{second}", token=token) as client, Client(second, token=token) as other:
-        with pytest.raises(RouterError, match=f"ada may use {both // 2} bytes a day"):
+        with pytest.raises(RouterError, match=f"ada may use {both // 2} bytes per day"):
             other.generate(PROMPT, mode="ar", max_bytes=length + 1)
         text, events, event = b"", count(), Session.event
 
@@ -165,7 +165,7 @@ async def test_a_call_that_grpc_drops_is_asked_again() -> None:
 
 
 def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "BACK_S", 300.0)
+    monkeypatch.setattr(failover, "RECOVERY_S", 300.0)
     topology = local_topology(1, 3, bundles / "own", free_port_block(2))
     servers.hosts(topology, bundles / "own")
     router, text = servers.router(topology, bundles / "own", drain_s=0.1), b""
@@ -193,5 +193,5 @@ def test_another_text_is_an_error_and_is_never_glued(second: GenerateResponse) -
     assert list(answer.read(GenerateResponse(text=b"The sea", logprobs=tokens))) == [tokens, b"The sea"]
     answer.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE))
     assert not list(answer.read(GenerateResponse(text=b"The", logprobs=tokens[:1])))
-    with pytest.raises(RouterError, match=":2 does not write the text that another began"):
+    with pytest.raises(RouterError, match=":2 does not continue the text that another began"):
         list(answer.read(second))

@@ -33,7 +33,7 @@ def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None
         ("", "--modes is empty"),
         ("swep", "unknown mode 'swep' in --modes (did you mean sweep or steps?); choose from sweep, chunked"),
         (":int8", "unknown mode ''"),
-        ("ar:", "'' is not a setting; after the mode come, with colons between, a codec or a scorer"),
+        ("ar:", "'' is not a setting; after the mode, separated by colons, give a codec or a scorer"),
         ("sweep:size=3", "unknown key 'size'; choose from max_bytes, max_tokens, chunk, temperature"),
         ("sweep:steps=few", "steps must be a whole number, not 'few'"),
         ("ar:temperature=nan", "temperature must be a number, not 'nan'"),

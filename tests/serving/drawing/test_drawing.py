@@ -100,7 +100,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"classes": ["3"]}, "unknown class '3'"),
     ({"classes": ["-1"]}, "unknown class '-1'"),
     ({"classes": ["9" * 5000]}, "unknown class '9"),
-    ({"classes": []}, "0 pictures; a request draws 1 to 1024"),
+    ({"classes": []}, "0 pictures; a request can draw 1 to 1024"),
     ({"pictures": 10**9}, "1000000000 pixels|1000000000 pictures"),
     ({"levels": 0}, "levels must be 3 to 256 in mode chain, not 0"),
     ({"levels": 2}, "levels must be 3 to 256"),
@@ -112,7 +112,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"solver": "heun"}, "unknown solver 'heun'"),
     ({"codec": "jpeg"}, "mode chain has no codec 'jpeg'; choose from fp32, int8, int4"),
     ({"codec": "int4", "mode": "steps"}, "mode steps has no codec 'int4'; choose from fp32, int8"),
-    ({"mode": "chian"}, r"unknown mode 'chian' of drawing \(did you mean chain\?\); served here: chain, steps, local"),
+    ({"mode": "chian"}, r"unknown drawing mode 'chian' \(did you mean chain\?\); served here: chain, steps, local"),
     ({"previews": True, "mode": "steps"}, "mode steps has no previews"),
 )
 
@@ -129,7 +129,7 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
     assert list(status.pictures.classes) == list(TINY.classes)
     assert (list(status.drawing_modes), list(status.modes)) == (["chain", "steps", "local"], [])
     for mode in ({"mode": "sweep"}, {}):
-        with pytest.raises(RequestRefused, match="checkpoint draws: ask with `onesweep draw`") as no_text:
+        with pytest.raises(RequestRefused, match="this checkpoint only draws: use `onesweep draw`") as no_text:
             artist.generate("hello", **mode)
         assert api_error_of(no_text.value).param is None, "no field is wrong"
     until(lambda: not any(host.sessions for host in artist.status().hosts))
@@ -154,6 +154,10 @@ def test_the_command_writes_files(
     with monkeypatch.context() as full:
         full.setattr("stages.checkpoint.files.sync", Mock(side_effect=OSError(28, "No space left on device")))
         assert "No space left on device" in draw("one", "--out", str(out))[1]
+        full.setattr("stages.checkpoint.files.sync", lambda staged: out.write_text("another's"))
+        assert "appeared while drawing" in draw("one", "--out", str(out))[1]
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("one.png", "another's")]
+    out.unlink()
     code, said = draw("one", "--seed", "7", "--out", str(out))
     assert code == 0, said
     assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said
@@ -173,7 +177,7 @@ def test_the_command_writes_files(
         with Image.open(path) as picture:
             assert picture.size == (4 * (9 * columns - 1), 4 * (9 * rows - 1))
     for arguments, message in (
-        (("one", "--out", str(out)), "is there already"),
+        (("one", "--out", str(out)), "already exists"),
         (("one", "--out", str(tmp_path / "none" / "x.png")), "cannot write"),
         (("one", "--out", str(tmp_path / "x.jpg")), "pictures are written as PNG"),
         (("--out", str(tmp_path / "x.png")), "name a class"),
@@ -185,8 +189,8 @@ def test_the_command_writes_files(
         assert message in said
     for command, message in (
         (["status"], "modes chain, steps, local;"),
-        (["compare", "hello"], "ask for pictures with `onesweep draw --compare`"),
-        (["chat", "hello"], "there is nobody to talk with: the checkpoint draws"),
+        (["compare", "hello"], "compare its pictures with `onesweep draw --compare`"),
+        (["chat", "hello"], "no model to chat with: this checkpoint only draws"),
     ):
         main([*command, "--router", drawing.topology.router])
         told = capsys.readouterr()

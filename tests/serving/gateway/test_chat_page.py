@@ -27,7 +27,7 @@ def page(page_at: Any, site: str) -> Iterator[Page]:
     with page_at(f"{site}/chat", "#form:not([hidden])") as page:
         page.get_by_text("Settings").click()
         page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Most tokens").fill("8")
+        page.get_by_label("Max tokens").fill("8")
         yield page
 
 

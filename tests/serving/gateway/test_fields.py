@@ -11,7 +11,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 from pydantic import ValidationError
 
-from serving.gateway.base_fields import INSTEAD, OF_PICTURES, OF_TEXTS, Fields
+from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, INSTEAD, Fields
 from serving.gateway.errors import field_error
 from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest
 from serving.gateway.responses import ResponseRequest
@@ -46,7 +46,7 @@ def test_openais_fields_are_known(request_: type[Fields], params: Any) -> None:
 
 @pytest.mark.parametrize("request_", MIN)
 def test_fields_without_effect_and_nulls_are_taken_everywhere(request_: type[Fields]) -> None:
-    habits: dict[str, Any] = {name: TAKEN.get(name, {"a": "b"}) for name in OF_TEXTS}
+    habits: dict[str, Any] = {name: TAKEN.get(name, {"a": "b"}) for name in IGNORED_TEXT_FIELDS}
     request_.model_validate({"model": "onesweep", **MIN[request_], **habits, "seed": -1})
     request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **MIN[request_]})
     assert refusal(request_, store=True) == "store must be false, not true: nothing is stored"
@@ -76,7 +76,7 @@ def test_the_schema_tells_the_bounds_that_a_request_has() -> None:
 
 
 def test_a_refusal_names_the_field_as_it_was_sent() -> None:
-    assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a text or a list, not 1.5"
+    assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a string or a list, not 1.5"
     assert refusal(CompletionRequest, prompt=[1, -1]) == "prompt.1 must be at least 0, not -1"
     assert refusal(CompletionRequest, prompt=[1, "x"]) == 'prompt.1 must be a whole number, not "x"'
     assert refusal(CompletionRequest, prompt=["x"] * 129) == "prompt: must have at most 128 entries"
@@ -85,10 +85,10 @@ def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])
     assert refusal(ChatRequest, response_format={"type": "json_schema"}) == "response_format.json_schema is missing"
     assert "add_generation_prompt: false, is for" in refusal(ChatRequest, add_generation_prompt=False)
-    assert refusal(ResponseRequest, input=3) == "input must be a text or a list, not 3"
+    assert refusal(ResponseRequest, input=3) == "input must be a string or a list, not 3"
     assert refusal(ImageRequest, prompt="x", response_format="url") == "response_format must be 'b64_json', not \"url\""
 
 
 def test_the_page_names_them() -> None:
     named = {word for words in re.findall("`([^`\n]+)`", PAGE) for word in re.findall("[a-z_]+", words)}
-    assert named >= OF_TEXTS.keys() | OF_PICTURES.keys()
+    assert named >= IGNORED_TEXT_FIELDS.keys() | IGNORED_IMAGE_FIELDS.keys()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from openai.types.responses import Response
 
-from serving.gateway.messages import CallReader, ChatMessage, told_messages
+from serving.gateway.messages import CallReader, ChatMessage, request_messages
 from serving.gateway.responses import ResponseRequest
 from serving.modes.chat_template import ChatTemplate
 
@@ -55,7 +55,7 @@ CALLS = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": '{
 
 def told(*messages: Any) -> list[Any]:
     """Role, text and the other fields of each, as the router gets them."""
-    read = told_messages([ChatMessage.model_validate(each) for each in messages])
+    read = request_messages([ChatMessage.model_validate(each) for each in messages])
     return [(role, text, json.loads("".join(more) or "{}")) for role, text, *more in read]
 
 

@@ -298,7 +298,7 @@ def test_what_a_schema_is_not_held_to_is_told(openai: OpenAI) -> None:
     response: Any = openai.responses.create(model="onesweep-ar", input=PROMPT, text=text)
     assert (response.output_text, response.onesweep["unenforced"]) == ('{"a": 1}', ["propertyNames"])
     text["format"]["strict"] = True
-    with pytest.raises(api.BadRequestError, match="propertyNames of a schema cannot be held"):
+    with pytest.raises(api.BadRequestError, match="propertyNames in a schema cannot be enforced"):
         openai.responses.create(model="onesweep-ar", input=PROMPT, text=text)
 
 

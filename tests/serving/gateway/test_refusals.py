@@ -139,7 +139,7 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
         ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256, the model has 0 to 255"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),
-        ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in one of them"),
+        ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in only one of them"),
     ],
 )
 def test_refusals_say_what_to_change(

@@ -18,7 +18,7 @@ CHECKS = [
     checks.response_schema_conformance,
 ]
 ALWAYS = {"200", "403", "408", "413", "500", "503"}
-OF_ROUTER = {"400", "401", "404", "415", "429", "502", "504"}
+ROUTER_ERRORS = {"400", "401", "404", "415", "429", "502", "504"}
 PLAIN = {"prompt": "It was", "messages": [{"role": "user", "content": "It was"}], "input": "It was", "stop": None}
 SHORT = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_bytes")
 
@@ -39,7 +39,7 @@ def understood(case: Case, mode: str) -> None:
 
 def test_every_refusal_is_told(schema: BaseSchema) -> None:
     for path, operations in schema.raw_schema["paths"].items():
-        told = ALWAYS if path in ("/healthz", "/readyz") else ALWAYS | OF_ROUTER
+        told = ALWAYS if path in ("/healthz", "/readyz") else ALWAYS | ROUTER_ERRORS
         for operation in operations.values():
             assert operation["responses"].keys() == {*told, "default"}
 
@@ -56,6 +56,6 @@ def test_a_drawn_request_gets_an_answer_that_is_told(schema: BaseSchema) -> None
             understood(case, mode)
         answer = case.call_and_validate(checks=CHECKS)
         # a drawn deadline may pass; nothing that is drawn may break what serves
-        assert str(answer.status_code) in (ALWAYS | OF_ROUTER) - {"500", "502", "503"}, answer.text
+        assert str(answer.status_code) in (ALWAYS | ROUTER_ERRORS) - {"500", "502", "503"}, answer.text
 
     ask()

@@ -70,7 +70,7 @@ def chat(served: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open
 
 def test_a_required_call_is_a_valid_one_whoever_guesses(chat: OpenAI, kind: str) -> None:
     if kind == "plain":
-        with pytest.raises(api.BadRequestError, match="takes no tools, or teaches another form"):
+        with pytest.raises(api.BadRequestError, match="takes no tools, or uses a call format other"):
             chat.chat.completions.create(model="onesweep", **REQUIRED)
         return
     called = set[str]()
@@ -160,12 +160,12 @@ def tool(name: str = "f", **more: Any) -> dict[str, Any]:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool()] * 129}, "tools must have at most 128 entries"),
-    ({"tools": [tool(), tool()]}, "two tools have one name"),
+    ({"tools": [tool(), tool()]}, "two tools have the same name"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
     ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
     ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
     ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
-    ({"tools": [tool(strict=True, parameters={"type": "object", "not": {}})]}, "tools: not of a schema cannot be held"),
+    ({"tools": [tool(strict=True, parameters={"type": "object", "not": {}})]}, "tools: not in a schema cannot be"),
     ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
     ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
     ({"model": "onesweep-local"}, "mode local does not take must_call"),
@@ -213,7 +213,7 @@ FORM |= {"tools": [{"type": "function", **each["function"]} for each in TOOLS], 
 
 def test_a_response_calls_tools_as_a_chat_does(chat: OpenAI, kind: str) -> None:
     if kind == "plain":
-        with pytest.raises(api.BadRequestError, match="takes no tools, or teaches another form"):
+        with pytest.raises(api.BadRequestError, match="takes no tools, or uses a call format other"):
             chat.responses.create(**FORM)
         return
     ship = {"type": "function", "name": "ship"}
@@ -250,7 +250,7 @@ REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "nothing is stored, so an item_reference names nothing"),
     (
         form_item(type="function_call_output", output="y"),
-        "input: no function_call before the output has the call_id 'x'",
+        "input: no earlier function_call has the call_id 'x'",
     ),
     (form_item(type="function_call"), "input.0: an item of type function_call has call_id, name: name is missing"),
     ({"previous_response_id": "x"}, "unsupported field 'previous_response_id': nothing is stored: send the"),

@@ -1,5 +1,6 @@
 """What a host may send back for a step: its tokens, and beside them what the request asks for, and no more."""
 
+import math
 import struct
 from typing import Any
 
@@ -32,23 +33,15 @@ def test_what_was_asked_for_is_taken() -> None:
 @pytest.mark.parametrize(
     ("event", "asked", "says"),
     [
-        (stage_pb2.Event(text=b"abcd"), {}, "may bring 3 tokens came back with 4"),
-        (stage_pb2.Event(text=b"ab", complete=True), {}, "follows no schema"),
-        (stage_pb2.Event(text=b"ab", logprobs=told()), {}, "nobody asked for"),
-        (stage_pb2.Event(text=b"ab"), {"logprobs": 2}, "without their log-probabilities"),
-        (stage_pb2.Event(text=b"ab", logprobs=told()), {"logprobs": 1}, "without their log-probabilities"),
-        (stage_pb2.Event(text=b"a", logprobs=told()), {"logprobs": 2}, "without their log-probabilities"),
-        (
-            stage_pb2.Event(text=b"ab", logprobs=stage_pb2.Logprobs(nats=b"123")),
-            {"logprobs": 0},
-            "without their log-probabilities",
-        ),
-        (
-            stage_pb2.Event(text=b"ab", logprobs=told(nats=(float("nan"), -1.0))),
-            {"logprobs": 2},
-            "log-probabilities that are none",
-        ),
-        (stage_pb2.Event(text=b"ab", logprobs=told(nats=(0.5, -1.0))), {"logprobs": 2}, "that are none"),
+        (stage_pb2.Event(text=b"abcd"), {}, "at most 3 tokens returned 4"),
+        (stage_pb2.Event(text=b"ab", complete=True), {}, "as if a schema held it"),
+        (stage_pb2.Event(text=b"ab", logprobs=told()), {}, "not requested"),
+        (stage_pb2.Event(text=b"ab"), {"logprobs": 2}, "lacks the requested log-prob"),
+        (stage_pb2.Event(text=b"ab", logprobs=told()), {"logprobs": 1}, "lacks the requested log-prob"),
+        (stage_pb2.Event(text=b"a", logprobs=told()), {"logprobs": 2}, "lacks the requested log-prob"),
+        (stage_pb2.Event(text=b"ab", logprobs=stage_pb2.Logprobs(nats=b"123")), {"logprobs": 0}, "lacks the requested"),
+        (stage_pb2.Event(text=b"ab", logprobs=told(nats=(math.nan, -1.0))), {"logprobs": 2}, "invalid log-prob"),
+        (stage_pb2.Event(text=b"ab", logprobs=told(nats=(0.5, -1.0))), {"logprobs": 2}, "invalid log-probabilities"),
     ],
 )
 def test_all_else_is_nonsense(event: stage_pb2.Event, asked: dict[str, Any], says: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
-from serving.modes.auto import FAR, choose
+from serving.modes.auto import RESAMPLE_SKIPPED, choose
 from serving.modes.frontier import Forecast, Frontier, Option
 from serving.modes.tokenizer import ByteTokenizer
 from serving.router.topology import local_topology
@@ -119,11 +119,11 @@ def test_budgets_that_cannot_be_kept(serve: Callable[..., Client], monkeypatch: 
     monkeypatch.setattr(ByteTokenizer, "noun", "tokens")  # as of other models
     says, code = refused(serve((LOCAL, CHUNKED, AR)), budget_ms=1)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "a budget of 1 ms is below one sweep, which takes" in says
+    assert "a budget of 1 ms is less than a sweep, which takes" in says
     slow = option("local", 3.0, 0, 0.0)
     says, code = refused(serve((Option(**{**vars(slow), "router_ms": 1e6}),)), budget_ms=5_000)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "too small for 64 bytes: the quickest setting, local, takes 1000000 ms now; give more time" in says
+    assert "too small for 64 bytes: the fastest setting, local, takes 1000000 ms now; give more time" in says
     says, _ = refused(serve((Option(**{**vars(slow), "router_ms": 1e6}),)), budget_ms=5_000, max_tokens=9)
     assert "too small for 9 tokens" in says
 
@@ -147,7 +147,7 @@ def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
         f"resample is the first of {ORDER} that these weights allow; the router has no frontier ("
     )
     assert result.output == ask(unguided, mode="resample").output
-    assert FAR not in result.reason
+    assert RESAMPLE_SKIPPED not in result.reason
     assert "auto" in unguided.status().modes
 
 

@@ -14,10 +14,10 @@ HELLO = [{"role": "user", "content": "hello"}]
     ("source", "sentence"),
     [
         ("{{ messages[5].content.upper() }}", "fails with these messages"),
-        ("{{ ''.__class__.__mro__ }}", "does what it may not"),
-        ("{{ messages.append(1) }}", "does what it may not"),
-        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "take more than 4194304 characters"),
-        ("{{ messages[0].content[0] * 10**7 }}", "take more than 4194304 characters"),
+        ("{{ ''.__class__.__mro__ }}", "uses a forbidden operation"),
+        ("{{ messages.append(1) }}", "uses a forbidden operation"),
+        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "renders them to more than 4194304 characters"),
+        ("{{ messages[0].content[0] * 10**7 }}", "renders them to more than 4194304 characters"),
         ("{{ 'x' * 10**9 }}", "takes too much memory"),
         (
             "{% set a = namespace(x='x') %}{% for i in range(99) %}{% set a.x = a.x ~ a.x %}{% endfor %}",
@@ -29,7 +29,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         ("{{ messages[0].content ~ (messages | length + 9) ** (10 ** 9) }}", "takes more than 2 s"),
         ("{{ 1 // 0 }}", "fails with these messages"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "does not end"),
-        ("{{ raise_exception('roles must alternate') }}", "does not take these messages: roles must alternate"),
+        ("{{ raise_exception('roles must alternate') }}", "rejects these messages: roles must alternate"),
     ],
 )
 def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:

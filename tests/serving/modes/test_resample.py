@@ -54,23 +54,23 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
     assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
     monkeypatch.setattr(LocalModel, "draft", None)
-    with pytest.raises(RequestRefused, match="31 candidates of 100 bytes are more than the drafter has memory for"):
+    with pytest.raises(RequestRefused, match="the drafter has memory for 30 candidates of 100 bytes, not 31"):
         write(ring, max_bytes=100, candidates=31)
-    with pytest.raises(RequestRefused, match="at most 7 fit, so give 7 candidates or fewer"):
+    with pytest.raises(RequestRefused, match="not 1024: give 7 candidates or fewer"):
         write(ring, max_bytes=400, candidates=1024)
     monkeypatch.setattr(LocalModel, "max_draft_bytes", 1000)
     with pytest.raises(
-        RequestRefused, match="the drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
+        RequestRefused, match="drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
     ):
         write(ring, max_bytes=400)
     monkeypatch.setattr(resample, "max_scored", lambda width: 399)
-    with pytest.raises(RequestRefused, match=r"400 bytes is more than a message to the hosts holds \(399 bytes\)"):
+    with pytest.raises(RequestRefused, match=r"400 bytes does not fit a message to the hosts \(399 bytes\)"):
         write(ring, max_bytes=400)
 
 
 def test_scores_that_are_none_are_refused() -> None:
     assert read_scores(np.zeros(2, "<f8").tobytes(), 2).shape == (2,)
-    with pytest.raises(StatusError, match="scores of 2 candidates came back as 20 bytes"):
+    with pytest.raises(StatusError, match="scores of 2 candidates have 20 bytes"):
         read_scores(bytes(20), 2)
     with pytest.raises(StatusError, match="not numbers"):
         read_scores(np.full(2, math.nan, "<f8").tobytes(), 2)

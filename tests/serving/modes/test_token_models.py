@@ -167,7 +167,7 @@ def test_messages_are_written_by_the_template(scene: Scene) -> None:
     result = scene.client.generate("", messages=messages, mode="ar", max_tokens=8, temperature=0.0)
     assert result.text == text_of(written(scene.model, ids(prompt), 8))
     assert (result.prompt_tokens, result.prompt_bytes) == (len(ids(prompt)), len(prompt))
-    with pytest.raises(RequestRefused, match="does not take these messages: no critics here"):
+    with pytest.raises(RequestRefused, match="rejects these messages: no critics here"):
         scene.client.generate("", messages=[("critic", "x")], mode="ar", max_tokens=8)
 
 

@@ -61,7 +61,7 @@ def states(requests: list[PlaceRequest]) -> list[str]:
 def test_over_the_limit_is_refused() -> None:
     gate = Gate(2)
     held = [gate.ask() for _ in range(2)]
-    assert "2 requests are under way, the limit" in str(gate.refused())
+    assert "2 requests are in flight, the limit" in str(gate.refused())
     gate.leave(*held)
     gate.enters(ANYBODY)
     assert gate.counts == (0, 0, 0)
@@ -71,7 +71,7 @@ def test_some_wait_for_a_place() -> None:
     gate = Gate(1, queue=2)
     first, second, third = (gate.ask() for _ in range(3))
     assert states([first, second, third]) == ["admitted", "waits", "waits"]
-    assert "and 2 more wait" in str(gate.refused())
+    assert "and 2 are waiting" in str(gate.refused())
     told: list[str] = []
     second.answered = lambda: told.append("second")
     gate.leave(first)
@@ -97,7 +97,7 @@ def test_a_wait_has_an_end_and_a_request_leaves_once() -> None:
     gate = Gate(1, queue=8, wait_s=0.02)
     held, waiting = gate.ask(), gate.ask()
     assert waiting.wait_s == 0.02
-    with pytest.raises(StatusError, match=r"1 requests are under way, the limit \(waited 0.02 s\)") as caught:
+    with pytest.raises(StatusError, match=r"1 requests are in flight, the limit \(waited 0.02 s\)") as caught:
         gate.decides.begin(waiting, gate.now_s)
     assert caught.value.retry_after_ms == 1000
     gate.leave(waiting, held)
@@ -195,7 +195,7 @@ def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
     first, *waiting = (gate.ask(ALICE) for _ in range(3))
     bob = gate.ask(BOB)
     assert states([bob, *waiting]) == ["waits", "waits", "refused"], "the newest of the longest made room"
-    with pytest.raises(StatusError, match="and 2 more wait"):
+    with pytest.raises(StatusError, match="and 2 are waiting"):
         gate.decides.begin(waiting[1], gate.now_s)
     gate.leave(waiting[1], first)
     assert states([bob, waiting[0]]) == ["admitted", "waits"], "fewest places first"
@@ -211,7 +211,7 @@ def test_a_rate_refuses_at_once() -> None:
     for _ in range(3):
         gate.enters(key)
     refusal = gate.refused(key)
-    assert "key alice may start 3 requests a second" in str(refusal)
+    assert "key alice may start 3 requests per second" in str(refusal)
     assert 333 <= (refusal.retry_after_ms or 0) <= 334
     gate.enters(BOB)
     gate.now_s += 0.34
@@ -221,7 +221,7 @@ def test_a_rate_refuses_at_once() -> None:
 def test_requests_at_once() -> None:
     gate, key = Gate(8, queue=4), Key("alice", concurrent=2)
     held = [gate.ask(key) for _ in range(2)]
-    assert "key alice has 2 requests under way, its limit" in str(gate.refused(key))
+    assert "key alice has 2 requests in flight, its limit" in str(gate.refused(key))
     gate.enters(BOB)
     gate.leave(*held)
     gate.enters(key)
@@ -231,11 +231,11 @@ def test_bytes_a_day() -> None:
     gate, key = Gate(8), Key("alice", bytes_per_day=100)
     gate.unix_s = DAY_S * 20_000 + 10.0
     first = gate.ask(key, 80)
-    assert "20 are left until midnight UTC, and 21 were asked for" in str(gate.refused(key, 21))
+    assert "20 are left until midnight UTC, and the request may need 21" in str(gate.refused(key, 21))
     gate.leave(first, spent_bytes=30)
     gate.enters(key, 70)
     refusal = gate.refused(key, 1)
-    assert "key alice may use 100 bytes a day, prompts included: 0 are left" in str(refusal)
+    assert "key alice may use 100 bytes per day, prompts included: 0 are left" in str(refusal)
     assert refusal.retry_after_ms == (DAY_S - 10) * 1000
     gate.unix_s += DAY_S
     yesterday = gate.ask(key, 100)

@@ -17,7 +17,7 @@ import torch
 
 from serving.client.client import Client, RouterError
 from serving.router.answer import AuditedAnswer, same_result, same_results
-from serving.router.audit import CLEARED_AFTER, Auditor, Suspicion, alike
+from serving.router.audit import CLEARED_AFTER, Auditor, Suspicion, same_kind
 from serving.router.host_link import Attempt, HostLink
 from serving.router.ring import Ring
 from serving.router.topology import HostEntry
@@ -170,7 +170,7 @@ def test_two_that_disagree_need_a_third_opinion(bundles: Path, servers: Any, cap
         for seed in range(6):
             client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8)
         assert reasons(client) == {}
-    assert "nobody can tell which of them is wrong: start the router with --checkpoint" in caplog.text
+    assert "nothing shows which is wrong: start the router with --checkpoint" in caplog.text
 
 
 # The parts of an audit
@@ -235,7 +235,8 @@ async def test_suspects_are_kept_apart() -> None:
     ring.links = [link(name, block) for block, name in enumerate(("a-1", "b-1"))]
     auditor = ring.auditor
     auditor.suspicion.add(frozenset({"a-1", "b-1"}))
-    assert {frozenset(auditor.apart()) for _ in range(50)} == {frozenset({each.entry.address}) for each in ring.links}
+    addresses = {frozenset({each.entry.address}) for each in ring.links}
+    assert {frozenset(auditor.to_avoid()) for _ in range(50)} == addresses
     assert auditor.picks(answer((ring.links[0],)))
 
 
@@ -250,8 +251,8 @@ async def test_answers_of_unlike_machines_are_not_compared(caplog: pytest.LogCap
 
 async def test_machines_of_one_kind_are_those_that_say_so_part_by_part() -> None:
     a, b = link("a-1", 0), link("b-1", 1, "y")
-    assert alike((a, b), (link("a-2", 0), link("b-2", 1, "y")))
-    assert not alike((a, b), (link("a-2", 0), link("b-2", 1)))
+    assert same_kind((a, b), (link("a-2", 0), link("b-2", 1, "y")))
+    assert not same_kind((a, b), (link("a-2", 0), link("b-2", 1)))
 
 
 # What counts as a difference

@@ -240,7 +240,7 @@ def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_pat
 
     def served(warns: bool) -> list[str]:
         with Client(topology.router) as first, Client(second) as other:
-            until(lambda: ("brought release" in other.status().hosts[0].warning) is warns)
+            until(lambda: ("deployed release" in other.status().hosts[0].warning) is warns)
             return [each.status().release for each in (first, other)]
 
     wait_ready(topology.router)

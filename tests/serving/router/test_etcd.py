@@ -35,7 +35,7 @@ async def test_it_is_followed_through_an_outage(
         with pytest.raises(ServiceError, match="has no key /onesweep/topology: `etcdctl put /onesweep/topology < "):
             source.read()
         etcd.put("hosts = []")
-        with pytest.raises(ConfigError, match=f"^{source}: a topology has 1 to 64 hosts, not 0"):
+        with pytest.raises(ConfigError, match=f"^{source}: a topology must have 1 to 64 hosts, not 0"):
             source.read()
         etcd.put(WHOLE.to_toml())
         assert source.read() == WHOLE

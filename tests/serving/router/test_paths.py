@@ -33,7 +33,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
         stage_pb2.LinkInfo(address=to, problem=x) if isinstance(x, str) else stage_pb2.LinkInfo(address=to, rtt_ms=x)
         for to, x in links.items()
     ]
-    link.hear(stage_pb2.DescribeResponse(instance=name, releases=[release("a", parts)], links=dialled))
+    link.update(stage_pb2.DescribeResponse(instance=name, releases=[release("a", parts)], links=dialled))
     return link
 
 
@@ -80,7 +80,7 @@ def keeping(links: list[HostLink], after: str = "", **counts: int) -> str:
         before = [after or {"x": "a", "y": "b"}[name]] if name in "xy" else []
         kept = PREFIXES[: counts.get(name, 0)]
         digests = b"".join(piece_key(digest, path_digest(before))[:8] for digest in kept)
-        link.hear_prefixes(stage_pb2.PrefixList(version=link.prefix_version + 1, digests=digests))
+        link.update_prefixes(stage_pb2.PrefixList(version=link.prefix_version + 1, digests=digests))
     path: Any = best_path(links, weights_of(release("a")), (), (), PREFIXES)
     return " ".join(link.entry.name for link in path)
 
@@ -108,10 +108,10 @@ def test_a_host_keeps_what_it_said_last() -> None:
     (link, *_) = links = even()
     keeping(links, a=2)
     assert link.kept(PREFIXES) == 2
-    link.hear_prefixes(stage_pb2.PrefixList(version=link.prefix_version))
+    link.update_prefixes(stage_pb2.PrefixList(version=link.prefix_version))
     assert link.kept(PREFIXES) == 2, "no change"
     assert link.kept([PREFIXES[2], *PREFIXES]) == 0, "a piece without those before it is worth nothing"
-    link.hear_prefixes(stage_pb2.PrefixList(version=99))
+    link.update_prefixes(stage_pb2.PrefixList(version=99))
     assert link.kept(PREFIXES) == 0
     keeping(links, a=2)
     link.forget_prefixes()
@@ -120,12 +120,12 @@ def test_a_host_keeps_what_it_said_last() -> None:
 
 def test_what_a_host_says_of_itself_has_bounds() -> None:
     (link, *_) = even()
-    link.hear_prefixes(stage_pb2.PrefixList(version=7, digests=bytes(range(256)) * (1 << 15)))
+    link.update_prefixes(stage_pb2.PrefixList(version=7, digests=bytes(range(256)) * (1 << 15)))
     assert len(link.prefixes) <= MAX_LISTED
     before = link.info
     for field, most, each in (("links", 64, stage_pb2.LinkInfo()), ("releases", 2, release("a")), ("blocks", 1024, 1)):
         with pytest.raises(StatusError, match=f"{most + 1} {field}"):
-            link.hear(stage_pb2.DescribeResponse(**{field: [each] * (most + 1)}))
+            link.update(stage_pb2.DescribeResponse(**{field: [each] * (most + 1)}))
     assert link.info is before
 
 
@@ -156,7 +156,7 @@ def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
 
 
 def exchange(link: HostLink, *releases: stage_pb2.Release) -> None:
-    link.hear(stage_pb2.DescribeResponse(releases=releases, links=link.info.links))
+    link.update(stage_pb2.DescribeResponse(releases=releases, links=link.info.links))
 
 
 @given(st.lists(st.integers(1, 100), min_size=12, max_size=12), st.sets(st.integers(0, 5)))

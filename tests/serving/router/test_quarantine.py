@@ -16,7 +16,7 @@ def test_each_finding_doubles_the_time_without_work() -> None:
     assert [found.add("a", "it lies", "a/1") for _ in range(7)] == [1, 2, 4, 8, 16, 32, 32]
     with clock.replaced(lambda: 5.0):
         reason, until = found.of("a")
-    assert reason == "it lies; look at its machine and weights; it gets no work for 32 h"
+    assert reason == "it lies; check its machine and weights; it gets no work for 32 h"
     assert until == pytest.approx(5.0 + 32 * 3600, abs=60)
     assert found.of("b") == ("", 0.0)
 
@@ -56,4 +56,4 @@ def test_a_damaged_file_is_named_and_written_anew(
 def test_a_disk_without_room_is_no_reason_to_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = Quarantine(tmp_path / "gone" / "faulty_hosts.json")
     assert found.add("a", "it lies", "a/1") == 1
-    assert "is lost with this process" in caplog.text
+    assert "will be lost when this process exits" in caplog.text

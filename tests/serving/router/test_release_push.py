@@ -19,7 +19,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
 
-TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"
+TAKEN_OUT = "host paris at .* was removed from the ring meanwhile: deploy again"
 
 
 class Silent(stage_pb2_grpc.StageServiceServicer):

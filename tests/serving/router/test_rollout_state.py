@@ -10,7 +10,7 @@ from serving.modes.frontier import LatencyModel
 from serving.router.active_release import ActiveRelease
 from serving.router.host_link import HostLink
 from serving.router.ring import Ring, RingView
-from serving.router.rollout_state import AGAIN_S, DRAIN_S, ROLLOUT_STATES, STORE_TRIES, Delivery, RolloutState
+from serving.router.rollout_state import DRAIN_S, RETRY_S, ROLLOUT_STATES, STORE_TRIES, Delivery, RolloutState
 from serving.router.topology import HostEntry
 from stages.host.plan import weights_of
 from stages.v1 import stage_pb2
@@ -25,7 +25,7 @@ def link_to(name: str, *held: str) -> HostLink:
     """A host without a problem that holds these releases."""
     dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0, least_rtt_ms=1.0)  # noqa: E731
     link = HostLink(HostEntry(name, name, (0,), name), 1.0, dial=dial)
-    link.hear(stage_pb2.DescribeResponse(releases=map(release, held)))
+    link.update(stage_pb2.DescribeResponse(releases=map(release, held)))
     link.problem = ""
     return link
 
@@ -56,7 +56,7 @@ async def test_a_deployment_is_alone_and_ends_where_it_began(state: RolloutState
     for end in ROLLOUT_STATES:
         assert end == "rests" or not {"ends", "fails"}.isdisjoint(ROLLOUT_STATES[end]), "nothing is left in between"
     state.begin("deployment begins")
-    with pytest.raises(StatusError, match="another deployment is under way"):
+    with pytest.raises(StatusError, match="another deployment is in progress"):
         state.begin("rollback begins")
     with pytest.raises(KeyError):
         state.change("requests switch")  # nothing was brought yet
@@ -73,8 +73,8 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
     state.begin("deployment begins")
     assert not state.offered("old", links, ())
     for without, code, says in (
-        ([], Code.UNAVAILABLE, "c is down; put that right, or deploy with --without c"),
-        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to do without; there are a, b, c"),
+        ([], Code.UNAVAILABLE, "c is down; fix that, or deploy with --without c"),
+        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to leave out; there are a, b, c"),
         (["a", "b", "c"], Code.FAILED_PRECONDITION, "without a, b, c no host holds block 0"),
     ):
         with pytest.raises(StatusError, match=says) as caught:
@@ -84,16 +84,16 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
     assert state.offered("new", links, ["c"])
     brought_by(links, state.current)
     state.received("new")
-    assert (state.state, state.coming, state.joining, state.anew) == ("brings", "new", [has, lacks], [lacks])
+    assert (state.state, state.incoming, state.joining, state.newly_loaded) == ("brings", "new", [has, lacks], [lacks])
     assert (state.was_pinned, state.current.view.pinned, state.current.name) == (False, True, "old")
     assert [state.kept(link) for link in (*links, link_to("d", "a", "b"))] == [["old"], ["old"], [], ["b"]]
 
 
 async def test_a_switch_keeps_the_release_before(state: RolloutState) -> None:
     before, after, host = state.current, served("new"), link_to("a", "old", "new")
-    assert state.beside(host) == "another router brought release new there: deploy it here, too"
+    assert state.other_release(host) == "another router deployed release new there: deploy it here, too"
     state.begin("deployment begins")
-    assert state.beside(host) == "", "it is this one that brings it"
+    assert state.other_release(host) == "", "it is this one that brings it"
     follow(state, "files are here", "all hosts have it", "it works")
     brought_by([host], before)
     state.switch(after)
@@ -122,10 +122,10 @@ async def test_a_host_that_comes_back_gets_the_current_release(state: RolloutSta
     assert state.next_updates(links, 100.0) == [lacks]
     assert state.next_updates(links, 1e6) == [], "it is under way"
     assert not state.is_quiet(0.0)
-    state.due_at["b"] = 100.0 + AGAIN_S  # it failed
+    state.due_at["b"] = 100.0 + RETRY_S  # it failed
     assert state.is_quiet(0.0)
-    assert state.next_updates(links, 100.0 + AGAIN_S - 0.1) == []
-    assert state.next_updates(links, 100.0 + AGAIN_S) == [lacks]
+    assert state.next_updates(links, 100.0 + RETRY_S - 0.1) == []
+    assert state.next_updates(links, 100.0 + RETRY_S) == [lacks]
     state.begin("deployment begins")
     state.due_at.clear()
     assert state.next_updates(links, 1e6) == [], "it would take the place of what is deployed"

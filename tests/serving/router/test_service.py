@@ -83,7 +83,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path,
         next(stream)
         router.loop.call_soon_threadsafe(router.stop.set)
         error = until(refused)
-        assert "the router is stopping: ask another one, or this one later" in str(error)
+        assert "the router is stopping: use another router, or try again later" in str(error)
         assert error.code is grpc.StatusCode.UNAVAILABLE
         *_, result = stream
         assert isinstance(result, Result)
@@ -134,5 +134,5 @@ def test_a_damaged_release_in_its_store_does_not_keep_it_from_starting(
     assert asyncio.run(first()).directory == store.path(contents.name)
     (tmp_path / "releases" / contents.name / "local" / "manifest.json").write_text("{")
     assert asyncio.run(first()).directory == bundles / "own"
-    assert f"release {contents.name} was deployed here and is damaged" in caplog.text
+    assert f"release {contents.name} is damaged: serving the release of the hosts" in caplog.text
     store.close()

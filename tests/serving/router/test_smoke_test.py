@@ -43,6 +43,6 @@ async def test_a_release_whose_loss_is_not_its_manifests_is_refused(
         return expected + off_nats
 
     monkeypatch.setattr(module, "_nats", measured)
-    with pytest.raises(StatusError, match="the parts do not make the model that they should") as caught:
+    with pytest.raises(StatusError, match="the parts do not form the right model") as caught:
         await smoke_test(release, directory, lambda line: None)
     assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION

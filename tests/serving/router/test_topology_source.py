@@ -163,4 +163,4 @@ def test_a_url_that_can_be_used(onesweep: Run, unused_port: int) -> None:
         code, _, err = onesweep(*command, "--topology", url)
         why = f"127.0.0.1:{unused_port} refuses connections"
         assert code == 1
-        assert err == f"onesweep: no etcd answers at {url} ({why}): start it, or put --topology right\n"
+        assert err == f"onesweep: no etcd answers at {url} ({why}): start it, or correct --topology\n"

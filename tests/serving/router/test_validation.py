@@ -42,7 +42,7 @@ def sentence(err: str) -> str:
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
         (["x", "--set", "chunk=8"], r"mode auto chooses chunk itself: leave it out, or name a mode \(chunked"),
         (["x", "--set", "top_p=0"], "top_p must be above 0, not 0"),
-        (["x", "--mode", "ar", "--set", "top_k=257"], "top_k must be 0 to 256, not 257: the model has no more bytes"),
+        (["x", "--mode", "ar", "--set", "top_k=257"], "top_k must be 0 to 256, not 257: the model has 256 bytes"),
         (
             ["x", "--mode", "sweep", "--set", "top_p=0.5"],
             "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, local, local:copy, auto",

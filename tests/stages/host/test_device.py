@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.router.journal import ELSEWHERE
+from serving.router.journal import HOST_STATE_CODES
 from stages.backends import Backend, DeviceRunner
 from stages.backends.base import BranchPiece, CleanPiece
 from stages.errors import InputError
@@ -177,4 +177,4 @@ def test_a_hop_that_finds_no_memory_alone_ends_for_another_host_to_go_on(parts: 
     watched(parts, 1, "ar").fails = full(1)
     assert engine.finish()["sweep"] == expected
     assert engine.refusals["step"].code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert engine.refusals["step"].code in ELSEWHERE
+    assert engine.refusals["step"].code in HOST_STATE_CODES

@@ -263,7 +263,7 @@ def test_the_command_says_how_hosts_are_filled_before_it_writes(
     for arguments, message in (
         (["--speeds", "1,2,3"], "--speeds has 3 numbers for 2 stages: give one for each host"),
         (["--memory-mb", "0.001,0.001"], "MB are missing; add memory or hosts"),
-        (["--speeds", "1,0"], "'1,0' is no list of numbers above 0, such as 4,1,1"),
+        (["--speeds", "1,0"], "'1,0' is not a list of numbers above 0, such as 4,1,1"),
     ):
         assert main([*command, *arguments]) == 2
         assert message in capsys.readouterr().err
