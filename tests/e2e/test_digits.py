@@ -35,10 +35,10 @@ def test_digits_of_a_trained_chain_are_read(tmp_path: Path) -> None:
     for block in (2, 0, 1):  # apart, in any order
         assert main([*train, "--threads", "1", "--block", str(block)]) == 0
     judge, test = load_judge(DIGITS / "judge.safetensors")[0], load_pictures(data).test
-    assert (judge.look(test.pixels)[1] == test.labels.numpy()).mean() > 0.93
+    assert (judge.classify(test.pixels)[1] == test.labels.numpy()).mean() > 0.93
     topology = local_topology(3, 3, chain.parent, free_port_block(4) + 1)
     with temporary_deployment(topology, chain.parent) as running, Client(running.topology.router) as client:
         drawn = client.draw([str(digit) for digit in range(10)], pictures=20, seed=1, levels=6)
     assert (drawn.sweeps, drawn.hops) == (1, 4)
-    read = judge.look(torch.from_numpy(drawn.pixels.copy()))[1]
+    read = judge.classify(torch.from_numpy(drawn.pixels.copy()))[1]
     assert (read == np.repeat(np.arange(10), 20)).mean() >= 0.9

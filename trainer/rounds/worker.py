@@ -107,7 +107,7 @@ class Worker:
         self.spec = RunSpec.joined(place, settings.state, corpus)
         self.run_settings = self.spec.config.rounds
         if place.part >= len(self.spec.parts):
-            raise ServiceError(f"{client.address} assigned part {place.part} of {len(self.spec.parts)}: it is damaged")
+            raise ServiceError(f"{client.address} assigned part {place.part} of {len(self.spec.parts)}: it is faulty")
         self.part = self.spec.parts[place.part]
         self.learner = self.spec.learner(place, corpus, settings)
         if self.site is not None:
@@ -197,7 +197,7 @@ class Worker:
         wrong = order.round >= self.run_settings.rounds or order.steps != self.run_settings.steps_per_round
         if wrong or order.base.part != self.part:
             raise ServiceError(
-                f"{self.client.address} ordered {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
+                f"{self.client.address} ordered {order.steps} steps of {order.base.part[:40]!r}: it is faulty"
             )
         self.features.begin(order.round)
         weights = self.cache.fetch(order.base, self.run_settings.down_codec)
@@ -206,7 +206,7 @@ class Worker:
     def _take_copies(self, order: rounds_pb2.Order) -> None:
         """Fetch newer copies of other parts. Raises ServiceError, FileGoneError."""
         if {offer.part for offer in order.copies} != set(self.learner.part.copies):
-            raise ServiceError(f"{self.client.address} did not send the copies that {self.part} needs: it is damaged")
+            raise ServiceError(f"{self.client.address} did not offer the copies that {self.part} needs: it is faulty")
         copies = {offer.part: self.cache.fetch(offer, self.run_settings.down_codec) for offer in order.copies}
         load_copies(self.learner.part, copies)
 

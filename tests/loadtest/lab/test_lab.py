@@ -143,7 +143,7 @@ def test_a_link_is_cut_and_mended_while_others_carry_on(needs_lab: None) -> None
         lab.cut("host-1", "router")
         assert said("host-1") == "TimeoutError"
         assert said("host-2") == "ConnectionRefusedError"
-        lab.cut("router", "host-1", lasts=False)
+        lab.cut("router", "host-1", is_cut=False)
         assert said("host-1") == "ConnectionRefusedError"
         with pytest.raises(InputError, match="no node 'host-9'"):
             lab.cut("router", "host-9")
