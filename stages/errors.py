@@ -80,7 +80,7 @@ def quoted(text: str) -> str:
 def regular(path: Path) -> Path:
     """`path`, to be opened. Raises CheckpointError for a FIFO, socket or device: opening it might wait forever."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise CheckpointError(f"{path} is no regular file: put the file itself there")
+        raise CheckpointError(f"{path} is not a regular file: put the file itself there")
     return path
 
 

@@ -153,7 +153,7 @@ def stop_on_signals() -> asyncio.Event:
             signal.signal(number, signal.SIG_DFL)
 
     def end() -> None:  # the parent held the links to the machines: nothing under way could finish
-        begin_to_stop("the end of who started it")
+        begin_to_stop("the end of its parent process")
         signal.raise_signal(signal.SIGTERM)
 
     for number in numbers:
@@ -195,7 +195,7 @@ class _Seldom(logging.Filter):
         if (now := self.clock()) - self.said_at.get(sentence, -SAID_EVERY_S) < SAID_EVERY_S:
             return False
         self.said_at[sentence] = now
-        record.msg, record.args, record.exc_info = f"{sentence} (said once a minute)", (), None
+        record.msg, record.args, record.exc_info = f"{sentence} (logged at most once a minute)", (), None
         return True
 
 

@@ -144,7 +144,7 @@ def fewest_rows(bits: int) -> int:
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not error <= SCALE_ERROR:
         raise CheckpointError(
-            f"this machine multiplies weights of {bits} bits wrongly (relative error {error:.2g}): import the model "
+            f"this machine multiplies {bits}-bit weights wrongly (relative error {error:.2g}): import the model "
             "with other --weights"
         )
     same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in COMPANIES]

@@ -80,13 +80,13 @@ class ReleaseManifest:
     def check(self) -> None:
         """Raise CheckpointError unless this is a valid release."""
         if not self.manifests:
-            raise CheckpointError("a release without a manifest")
+            raise CheckpointError("the release has no manifest")
         for folder in self.manifests:
             if folder not in FOLDERS:
-                raise CheckpointError(f"{quoted(folder)} is no folder of a bundle; there are {', '.join(FOLDERS)}")
+                raise CheckpointError(f"{quoted(folder)} is not a folder of a bundle; choose from {', '.join(FOLDERS)}")
         largest = max(map(len, (*self.manifests.values(), self.frontier)))
         if largest > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")
+            raise CheckpointError(f"a manifest or frontier has {largest} bytes; the limit is {MAX_MANIFEST_BYTES}")
 
     def write(self, directory: Path) -> None:
         """Write the small files into `directory`."""
@@ -136,7 +136,7 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
     for folder, directory in directories.items():
         manifest = read_manifest(directory)
         if manifest.kind not in KINDS_IN.get(folder, ("ar",)):
-            raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
+            raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which does not belong there")
         for index, part in enumerate(manifest.parts):
             if part is None:
                 raise CheckpointError(f"{folder}/: part {index} has no weights yet")
@@ -162,7 +162,7 @@ def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object
 
     def check(contents: ReleaseManifest) -> None:
         if not is_signed(contents.signed, contents.signatures, read_signers(signers)):
-            trouble = "is signed by no key that is trusted here" if contents.signatures else "is not signed"
+            trouble = "is not signed by a trusted key" if contents.signatures else "is not signed"
             raise CheckpointError(
                 f"release {contents.name} {trouble} (signers {signers}): onesweep sign DIR --key FILE"
             )
@@ -187,8 +187,8 @@ class ReleaseStore:
             status = directory.stat()
             if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
                 raise ServiceError(
-                    f"the release store {directory} must be a directory of yours that nobody else can write to: "
-                    "chmod 700, or name another --releases"
+                    f"the release store {directory} must belong to you, and nobody else may write to it: "
+                    "chmod 700, or give another --releases"
                 )
             taken = ServiceError(f"another process uses the release store {directory}: give each its own")
             self._lock.enter_context(exclusive(directory / LOCK_NAME, taken))
@@ -249,8 +249,8 @@ class ReleaseStore:
             need = sum(part.bytes - begun[path] for path, part in wanted.items())
             free = shutil.disk_usage(coming).free
         if need + SPARE_BYTES > free:
-            said = f"{need} bytes needed, {free} free, and {SPARE_BYTES} stay free"
-            raise ServiceError(f"no room on {self.directory}: {said}; free some space")
+            said = f"{need} bytes needed, {free} free, and {SPARE_BYTES} must stay free"
+            raise ServiceError(f"no space left in {self.directory}: {said}; free some space")
         return IncomingRelease(coming, self.directory / contents.name, wanted, begun, self._own)
 
     def _write_own(self, coming: Path, wanted: Mapping[str, Part]) -> None:
@@ -260,9 +260,9 @@ class ReleaseStore:
                 self._own.add(part.sha256)
                 try:
                     self.own_copy((coming / path).parent, int(numbered[1]), coming / path)
-                    log.info("%s: %d of %d bytes from the copy here", path, (coming / path).stat().st_size, part.bytes)
+                    log.info("%s: %d of %d bytes from the local copy", path, (coming / path).stat().st_size, part.bytes)
                 except Exception as error:  # from a file of unknown origin: the part is then sent
-                    log.warning("%s is not read from the copy here: %s", path, error)
+                    log.warning("%s: cannot use the local copy: %s", path, error)
 
     def _have(self, coming: Path, path: str, part: Part) -> bool:
         """True if a file is in place, or another release has it."""
@@ -303,7 +303,7 @@ class IncomingRelease:
         path, _, begun = asked.partition("@")
         part = self._left.get(path)
         if part is None or begun not in ("", str(self._begun[path])):
-            raise CheckpointError(f"{asked[:80]!r} was not asked for")
+            raise CheckpointError(f"{asked[:80]!r} was not requested")
         if self._written and path != self._path:
             self._end_file()
         self._path, target = path, self.coming / path
@@ -312,11 +312,11 @@ class IncomingRelease:
         mode = "ab" if self._written else "wb"
         self._written += len(data)
         if self._written > (part.bytes or MAX_BESIDE_BYTES):
-            most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MAX_BESIDE_BYTES} bytes"
+            most = f"the {part.bytes} bytes in its manifest" if part.bytes else f"{MAX_BESIDE_BYTES} bytes"
             raise CheckpointError(f"{path} has more than {most}")
         with _writing(target):
             if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # files next to the weights have unknown sizes
-                raise ServiceError(f"no room on {self.coming.parent}: free some space")
+                raise ServiceError(f"no space left in {self.coming.parent}: free some space")
             with target.open(mode) as file:
                 file.write(data)
                 if self._written == part.bytes:
@@ -346,11 +346,11 @@ class IncomingRelease:
             raise self._short()
         if file_digest(target) != part.sha256:
             if self._start and part.sha256 in self._own:
-                log.warning("%s: the copy here is of another model than what is served; it is fetched", self._path)
+                log.warning("%s: the local copy is not of the model that is served; fetching the file", self._path)
             target.unlink()
             if self._start:
-                raise StalePart(f"{self._path} went on from a beginning here that was damaged: deploy again")
-            raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
+                raise StalePart(f"{self._path} was resumed from a damaged partial copy: deploy again")
+            raise CheckpointError(f"{self._path} does not match its manifest's SHA-256: it is damaged")
         del self._left[self._path]
         self._written = 0
 
@@ -379,4 +379,4 @@ def _is_part(path: Path, part: Part) -> bool:
 
 
 def _writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    return file_errors(ServiceError, f"cannot write {path}", "see to that disk and deploy again")
+    return file_errors(ServiceError, f"cannot write {path}", "check that disk and deploy again")

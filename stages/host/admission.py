@@ -40,23 +40,23 @@ class HopAdmission:
         session = self.sessions.sessions.get(hop.session)
         if session is not None:
             if (session.router, session.path) != (hop.router, tuple(hop.path)):
-                raise permission_denied("this session is of another router, or another path")
+                raise permission_denied("this session belongs to another router or path")
             if sender and session.sender not in ("", sender):
                 raise permission_denied(f"this session's hops come from {session.sender}")
         # a session keeps the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = self.parse(hop, parts.plan, is_open=session is not None)
         if key is None:
-            raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
+            raise failed_precondition(f"router {hop.router!r} has not subscribed to this host: subscribe first")
         if is_full and (session is None or not session.prefills + session.batches):
-            raise exhausted(f"{self.settings.name} has {self.settings.queue_limit} hops under way", retry_after_ms=500)
+            raise exhausted(f"{self.settings.name} has {self.settings.queue_limit} hops in flight", retry_after_ms=500)
         limit = self.settings.queue_mb << 20
         # the queue limit counts steps, and one step may have a thousand batches
         if self.queued_bytes and self.queued_bytes + received_bytes > limit:
             raise exhausted(
                 f"{self.settings.name} has no memory for another message of {received_bytes} bytes: "
-                f"{self.queued_bytes} of {limit} are under way; "
-                "come back later, with fewer candidates if there are many",
+                f"{self.queued_bytes} of {limit} are in flight; "
+                "try again later, with fewer candidates if there are many",
                 retry_after_ms=500,
             )
         if isinstance(work, PictureWork):  # no state is kept between their hops, so any hop may open the session
@@ -139,7 +139,7 @@ class HopAdmission:
         session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
         # a hop may claim another capacity than the one that opened the session
         if work.start + work.positions > session.capacity:
-            raise invalid(f"the session holds {session.capacity} positions only")
+            raise invalid(f"the session holds only {session.capacity} positions")
         if work.is_prefill and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
-            raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
+            raise invalid(f"a step can have at most {MAX_PREFILL_CHUNKS} pieces")
         return session

@@ -121,7 +121,7 @@ def token_tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
 
     directory, size = source.directory, source.vocabulary.size
     text = read_companion(directory, source.manifest, TOKENIZER_NAME).decode()
-    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
+    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is not a tokenizer: {problem}")):
         return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
 
 

@@ -45,11 +45,11 @@ class Sources:
             try:
                 releases.append(Release(name, self.plan(name)))
             except (OnesweepError, StatusError) as error:
-                log.warning("release %s is left out: %s", name, error)
+                log.warning("skipping release %s: %s", name, error)
         if not releases:
             return [self.given()]
         if self.store and self.checkpoint != self.store.path(releases[-1].name):  # else it was started with the newest
-            log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
+            log.info("release %s was deployed to this host: it replaces %s", releases[-1].name, self.checkpoint)
         return releases
 
     def given(self) -> Release:
@@ -63,12 +63,12 @@ class Sources:
             with contextlib.suppress(CheckpointError):
                 path = self.checkpoint if read_release_manifest(self.checkpoint).name == name else None
         if path is None:
-            raise not_found(f"release {quoted(name)} is not here: store it first")
+            raise not_found(f"release {quoted(name)} is not stored on this host: store it first")
         plan = plan_host(path, self.blocks)
         for source in plan.models.values():
             for block in plan.blocks:
                 if (part := source.manifest.parts[block]) is None or not has_size(source.directory / part.file, part):
-                    raise not_found(f"release {name} is not whole here: store it again")
+                    raise not_found(f"release {name} is incomplete on this host: store it again")
         return plan
 
 
@@ -102,7 +102,7 @@ class Loader:
                     others = releases.all[:-1] or self._given_instead(release)
                     if not others:
                         raise _known(error, self.host.settings.name) from None
-                    log.warning("release %s is left out: %s", release.name, error)
+                    log.warning("skipping release %s: %s", release.name, error)
                     releases.all = others
 
     def _given_instead(self, failed: Release) -> list[Release]:
@@ -123,14 +123,14 @@ class Loader:
                 try:
                     release.parts = await self._load_beside(release.plan)
                 except Exception as error:
-                    log.warning("release %s is left out: %s", release.name, error)
+                    log.warning("skipping release %s: %s", release.name, error)
                     self.host.releases.all.remove(release)
 
     async def load(self, name: str, keep: Collection[str]) -> None:
         """Load a release as the newest one, and drop all others except those in `keep`. Raises StatusError."""
         self.require_store()
         if self._busy.locked():
-            raise aborted(f"{self.host.settings.name} is loading a release already")
+            raise aborted(f"{self.host.settings.name} is already loading a release")
         async with self._busy:
             try:
                 await self._make_newest(name, keep)
@@ -170,7 +170,7 @@ class Loader:
         check_cut(plan.parts, self.host.releases.newest.plan.parts)
         if plan.message_bytes() > self.message_bytes:
             raise CheckpointError(
-                f"its hops may take {plan.message_bytes()} bytes, {self.host.settings.name} was started for "
+                f"its hops may take {plan.message_bytes()} bytes, but {self.host.settings.name} was started for "
                 f"{self.message_bytes}: start it with this checkpoint"
             )
 
@@ -179,7 +179,7 @@ class Loader:
         releases = self.host.releases
         kept = [release for release in releases.all if release.name in keep] or [releases.newest]
         if len(kept) > most:
-            raise failed_precondition(f"a host holds {MAX_RELEASES} releases at most: keep fewer")
+            raise failed_precondition(f"a host can hold at most {MAX_RELEASES} releases: keep fewer")
         releases.all = kept
 
     async def _tidy(self) -> None:
@@ -205,7 +205,7 @@ class Loader:
         finally:
             return_large_buffers()
         trim()  # memory left over from laying out matrices, before the warm-up allocates more
-        log.info("%s: trying what was read", self.host.settings.name)
+        log.info("%s: warming up the loaded weights", self.host.settings.name)
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
         for other in held:
             parts.quick_rows.update({digest: n for digest, n in other.quick_rows.items() if digest in plan.weights})

@@ -83,7 +83,7 @@ def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> Blo
 def _drafter(plan: HostPlan, source: ModelSource, threads: int) -> Drafter:
     if plan.near is None:
         return Drafter(source.vocabulary)
-    log.info("reading the near model, which drafts: %s", plan.near)
+    log.info("reading the draft model: %s", plan.near)
     model = WholeModel(plan.near, threads)
     assert model.stages, "read before the host is ready, not by its first draft"
     return Drafter(source.vocabulary, model)

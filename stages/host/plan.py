@@ -83,11 +83,11 @@ class HostPlan:
     def cpu_only(self) -> str:
         """Why no GPU computes these models, and what to do; empty if one can."""
         if self.draws:
-            return "models that draw compute on CPUs"
+            return "picture models run only on CPUs: use --device auto"
         for kind, source in self.pipelines.items():
             a = source.manifest.text_architecture
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":
-                return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
+                return f"{WEIGHT_WORDS[a.weights]} ({kind}) run only on CPUs: import the model with --weights float32"
         return ""
 
     @property
@@ -130,7 +130,7 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
         if not 0 <= block < parts:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
-        raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
+        raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: give a host neighbours, in order")
     near = None
     if bundle.local is not None and "ar" in models:
         manifest = read_manifest(bundle.local)
@@ -140,22 +140,22 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             near = bundle.local
     plan = HostPlan(blocks, parts, models, near)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
-        raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
+        raise InputError(f"{checkpoint}: a hop may take {plan.message_bytes()} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return plan
 
 
 def check_blocks(blocks: int, parts: int) -> None:
     """Raise InputError unless a topology has as many blocks as a checkpoint has parts."""
     if blocks != parts:
-        raise InputError(f"the topology has {blocks} blocks, the checkpoint {parts}: make them agree")
+        raise InputError(f"the topology has {blocks} blocks, but the checkpoint {parts}: make them agree")
 
 
 def check_cut(parts: int, shared: int) -> None:
     """Raise CheckpointError unless a release is cut into the parts that the hosts divide among them."""
     if parts != shared:
         raise CheckpointError(
-            f"its models are cut into {parts} parts, these hosts share out {shared}: cut it alike, "
-            "or start the hosts anew with another topology"
+            f"its models are cut into {parts} parts, but these hosts share {shared}: cut it to match, "
+            "or restart the hosts with another topology"
         )
 
 
@@ -204,10 +204,10 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
     plan = plans[-1]
     due = (plan.blocks[-1] + 1) % plan.parts
     if not other.blocks or other.blocks[0] != due:
-        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check the topology"
+        return f"{address} holds blocks {list(other.blocks)}, but block {due} must come next: check the topology"
     theirs = [weights_of(release) for release in other.releases]
     if not theirs:
-        return f"{other.name} at {address} says nothing of its weights: run the same version of onesweep everywhere"
+        return f"{other.name} at {address} does not report its weights: run the same version of onesweep everywhere"
     if any(mine.weights in theirs for mine in plans):
         return ""
     kind, mine, found = next(row for row in zip(MODEL_KINDS, plan.weights, theirs[-1], strict=True) if row[1] != row[2])

@@ -133,7 +133,7 @@ class PrefixStore:
             pieces.append(piece)
             at = piece.last
         if at != beginning.root or len(digests) * ATTEND_POSITIONS != positions:
-            raise not_found(f"the first {positions} tokens are not in memory here any more; send the whole text")
+            raise not_found(f"the first {positions} tokens are no longer in this host's memory; send the whole text")
         beginning.digests, beginning.recalled = digests[::-1], pieces[::-1]
         self._touch([piece_key(each, beginning.path) for each in beginning.digests])
         self.hits += 1

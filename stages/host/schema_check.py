@@ -117,7 +117,7 @@ def schema_problem(schema: str) -> str:
 
     Raises TimeoutExpired if the machine was too busy, which says nothing about the schema."""
     if (size := len(schema.encode())) > MAX_SCHEMA_BYTES:
-        return f"the JSON schema has {size} bytes, at most {MAX_SCHEMA_BYTES}: simplify it"
+        return f"the JSON schema has {size} bytes; the limit is {MAX_SCHEMA_BYTES}: simplify it"
     if absent := grammar_absent():
         return absent
     return _checked_apart(schema)

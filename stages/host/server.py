@@ -116,7 +116,7 @@ class StageServer:
         def ended(task: asyncio.Task[None]) -> None:
             if stop.is_set() or task.cancelled() or (error := task.exception()) is None:
                 return
-            log.critical("%s cannot go on", self.settings.host.name, exc_info=error)
+            log.critical("%s cannot continue", self.settings.host.name, exc_info=error)
             self.failure = ServiceError(f"internal error: {error!r}; please report it with the log above")
             stop.set()
 
@@ -222,7 +222,7 @@ class EmptyHost:
         server, checks, port = _new_server(service, MESSAGE_BYTES, self.settings)
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
-        log.info("%s: waits for a stage on port %d", self.settings.host.name, port)
+        log.info("%s: waiting for a stage on port %d", self.settings.host.name, port)
         await changed.wait()
         checks.stop()
         await asyncio.gather(server.stop(grace=ANSWER_S), vitals.stop(grace=0))

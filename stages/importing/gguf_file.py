@@ -52,7 +52,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
                 return super()._get_field_parts(orig_offs, raw_type)
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             if count[0] > MAX_ELEMENTS:
-                raise ValueError(f"an array of {count[0]} elements; at most {MAX_ELEMENTS} are read")
+                raise ValueError(f"an array has {count[0]} elements; the limit is {MAX_ELEMENTS}")
             scalar = self.gguf_scalar_to_np.get(int(kind[0]))
             # The package reads one element at a time, which would take seconds for a vocabulary.
             if scalar is not None:
@@ -91,7 +91,7 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return fields, tensors
     if (named := PART.fullmatch(path.name)) is None:
         raise CheckpointError(
-            f"{path} is one of {count} files of a model: give all of them the names that they were published with, "
+            f"{path} is one of {count} files of a model: keep the names that they were published with, "
             f"such as NAME-00001-of-{count:05}.gguf"
         )
     paths = [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[2] or ''}") for i in range(count)]
@@ -110,8 +110,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:  # the reader's errors on damaged files have no common class
         problem, advice = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error)), "fetch it again"
         if version := re.search(r"Sorry.* version (\d+)", problem):
-            problem, advice = f"it says version {version[1]}", "take a file of version 2 or 3"
-        raise CheckpointError(f"{path} is no GGUF file, or is damaged ({problem}); {advice}") from None
+            problem, advice = f"it has version {version[1]}", "use a file of version 2 or 3"
+        raise CheckpointError(f"{path} is not a GGUF file, or is damaged ({problem}); {advice}") from None
     return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -227,7 +227,7 @@ class GgufSource(Source):
             except Exception as error:
                 raise CheckpointError(
                     f"{self.path}: tensor {tensor.name} is quantised as {kind.name}, which the package gguf cannot "
-                    f"read ({error}); take a file in Q4, Q5, Q6, Q8, F16 or BF16"
+                    f"read ({error}); use a file in Q4, Q5, Q6, Q8, F16 or BF16"
                 ) from None
 
     def _shape_of(self) -> LlamaArchitecture:
@@ -235,7 +235,7 @@ class GgufSource(Source):
         a = self.family.architecture(config | self.family.gguf_settings(config))
         if (turned := config["rotary_dim"]) != (a.rotary_dim or a.head_dim):
             raise CheckpointError(
-                f"{turned} of a head's {a.head_dim} numbers are rotated; only models that rotate all are read"
+                f"{turned} of a head's {a.head_dim} numbers are rotated; only models that rotate all are supported"
             )
         if a.attention_bias == "none" and "blk.0.attn_q.bias" in self._tensors:
             return replace(a, attention_bias="qkv")
@@ -283,7 +283,7 @@ class GgufSource(Source):
         for scaling in LLAMA3_SCALINGS:
             if found.shape == frequency.shape and torch.allclose(stretch(frequency, scaling), found, rtol=1e-4):
                 return replace(plain, rope_scaling=scaling)
-        raise CheckpointError(f"{ROPE_FACTORS} holds rotary scaling that is none of Llama 3's")
+        raise CheckpointError(f"{ROPE_FACTORS} holds rotary scaling other than Llama 3's")
 
 
 def half_split(weight: Tensor, heads: int) -> Tensor:

@@ -50,7 +50,7 @@ LISTED = "tokenizer.chat_templates"  # names of the other templates
 SPACE = "▁"  # SentencePiece's space
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, by the names of their fields
 NAMED = ("bos", "unknown", *ENDS)
-_INSTEAD = "put the model's own tokenizer.json beside the file"
+_INSTEAD = "put the model's own tokenizer.json next to the file"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     kinds = told or [NORMAL] * len(tokens)
     scores = said.array("scores", (float, int), "numbers", len(tokens))
     if any(math.isnan(score) for score in scores):
-        raise CheckpointError("tokenizer.ggml.scores holds what is no number: the file is damaged, fetch it again")
+        raise CheckpointError("tokenizer.ggml.scores holds NaN: the file is damaged, fetch it again")
     if are_pieces:  # user-defined tokens are matched in the text as written
         spelled = zip(tokens, kinds, strict=True)
         tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
@@ -133,7 +133,7 @@ class _Said:
             raise CheckpointError(f"tokenizer.ggml.{name} must hold {what}: the file is damaged, fetch it again")
         if found and size is not None and len(found) != size:
             raise CheckpointError(
-                f"tokenizer.ggml.{name} is of {len(found)} tokens, the file has {size}: it is damaged, fetch it again"
+                f"tokenizer.ggml.{name} has {len(found)} tokens, not {size}: the file is damaged, fetch it again"
             )
         return found
 
@@ -180,7 +180,7 @@ def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     pre = SAME_CUT.get(vocabulary.pre, vocabulary.pre)
     if pre not in SPLITS:
         raise CheckpointError(
-            f"the tokenizer in this file ('gpt2', cut as {pre!r}) cannot be rebuilt from it; those cut as "
+            f"the tokenizer in this file ('gpt2', split as {pre!r}) cannot be rebuilt from it; those split as "
             f"{', '.join(SPLITS)} can: {_INSTEAD}"
         )
     words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pre in _OWN_WORDS}
@@ -249,24 +249,24 @@ def _check(vocabulary: GgufVocabulary) -> None:
     tokens, kinds, scores = vocabulary.tokens, vocabulary.kinds, vocabulary.scores
     if not (tokens and scores):
         raise CheckpointError(
-            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens and scores, and one of them is not in "
+            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens and scores, but one of them is not in "
             f"this file: {_INSTEAD}"
         )
     if vocabulary.changes_text:
         raise CheckpointError(
-            "the tokenizer in this file changes text before it cuts it (precompiled_charsmap or "
-            f"remove_extra_whitespaces), which is not rebuilt from a file: {_INSTEAD}"
+            "the tokenizer in this file changes text before it splits it (precompiled_charsmap or "
+            f"remove_extra_whitespaces), which cannot be rebuilt from a file: {_INSTEAD}"
         )
     normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
     if any(scores[i] % 1 for i in normal):  # BPE scores number the merges, unigram scores are logarithms of frequencies
         raise CheckpointError(
-            "tokenizer.ggml.scores are those of a unigram model, and only BPE is rebuilt from a file of SentencePiece: "
+            "tokenizer.ggml.scores are those of a unigram model, but only BPE can be rebuilt from such a file: "
             + _INSTEAD
         )
     if long := next((i for i in normal if len(tokens[i]) > MAX_LETTERS), None):
-        raise CheckpointError(f"token {long} has {len(tokens[long])} letters, over {MAX_LETTERS}: the file is damaged")
+        raise CheckpointError(f"damaged file: token {long} has {len(tokens[long])} characters, over {MAX_LETTERS}")
     if vocabulary.numbers["unknown"] is None and not set(BYTES) <= set(tokens):
-        raise CheckpointError(f"this file has neither tokens for all bytes nor one for what is unknown: {_INSTEAD}")
+        raise CheckpointError(f"this file has neither tokens for all bytes nor an unknown token: {_INSTEAD}")
 
 
 STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}  # by `tokenizer.ggml.model`

@@ -40,7 +40,7 @@ class HuggingFaceSource(Source):
         self.family = family_named(named[0] if isinstance(named, list) else named)
         if config.get("quantization_config"):
             raise CheckpointError(
-                "quantised safetensors (quantization_config) are not read: import the model unquantised, or as GGUF"
+                "quantised safetensors (quantization_config) are unsupported: import the model unquantised, or as GGUF"
             )
         with refused_with("config.json"):
             self.architecture = self.family.architecture(config)
@@ -91,7 +91,7 @@ class HuggingFaceSource(Source):
                 places = dict.fromkeys(tensors.keys(), SINGLE)
         else:
             raise CheckpointError(
-                f"{self.folder} has neither {SINGLE} nor {INDEX}: only safetensors are read, pickled weights never"
+                f"{self.folder} has neither {SINGLE} nor {INDEX}: only safetensors are supported, not pickled weights"
             )
         return {name: file for name, file in places.items() if not _UNUSED.search(name)}
 
@@ -151,8 +151,8 @@ def _completed(
             continue  # without a row in the model, it can be neither read nor written
         if is_new and number not in (None, free):
             raise CheckpointError(
-                f"token {quoted(token.content)} should have number {number}, and after tokenizer.json it gets {free}: "
-                "take all files of the tokenizer from one place"
+                f"token {quoted(token.content)} should have number {number}, but after tokenizer.json it gets {free}: "
+                "take all files of the tokenizer from one source"
             )
         made.add_tokens([token])
         free, is_changed = free + is_new, True

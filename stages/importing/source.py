@@ -66,7 +66,7 @@ class Source(ABC):
         if not cut.is_grouped or not (is_table or is_matrix(name, self.places[name].shape)):
             tensor = self.tensor(name)
             if cut.weights == "bfloat16" and tensor.ndim > 1 and tensor.abs().max() > LARGEST_HALF:
-                raise CheckpointError(f"tensor {stored} holds numbers beyond {LARGEST_HALF:.0f}: use float32")
+                raise CheckpointError(f"tensor {stored} holds values beyond {LARGEST_HALF:.0f}: use float32")
             return {name: tensor}
         bits = 8 if is_table or cut.weights_of(matrix_of(name)) == "q8" else 4
         if bits == 4:
@@ -83,7 +83,7 @@ class Source(ABC):
                 for part, each in rounded(self.tensor(name, at)).items():
                     found[part][at] = each
         if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
-            raise CheckpointError(f"tensor {stored} holds numbers that {bits} bits and scales do not: use float32")
+            raise CheckpointError(f"tensor {stored} holds values that {bits} bits with scales cannot hold: use float32")
         return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
@@ -105,15 +105,15 @@ class Source(ABC):
             expected[HEAD] = expected[EMBEDDING]  # a copy of it, which some files still contain
         for name, shape in expected.items():
             if name not in found:
-                hint = ": its head is tied to the embedding, it seems, and the configuration denies it"
-                said = f"tensor {self.names.theirs(name)} is missing, which the configuration asks for"
+                hint = ": its head seems to be tied to the embedding, but the configuration says that it is not"
+                said = f"the configuration asks for tensor {self.names.theirs(name)}, which is missing"
                 raise CheckpointError(said + (hint if name == HEAD else ""))
             if found[name] != shape:
                 said = f"tensor {self.places[name].stored} has shape {found[name]}"
-                raise CheckpointError(f"{said}, the configuration asks for {shape}")
+                raise CheckpointError(f"{said}, but the configuration asks for {shape}")
         if unknown := sorted(self.places[name].stored for name in found.keys() - expected.keys()):
             count = counted(len(unknown), "tensor")
-            raise CheckpointError(f"the configuration has no place for {count} of the files, {unknown[0]} first")
+            raise CheckpointError(f"the configuration does not use {count} of the files, starting with {unknown[0]}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def places_of(stored: Mapping[str, Shape], named: TensorNames, a: LlamaArchitect
         names = named.ours(name).split(" ")
         rows = [expected.get(each, (0,))[0] for each in names]
         if len(names) > 1 and sum(rows) != shape[0]:
-            raise CheckpointError(f"tensor {name} has {shape[0]} rows, the configuration asks for {sum(rows)}")
+            raise CheckpointError(f"tensor {name} has {shape[0]} rows, but the configuration asks for {sum(rows)}")
         if "*" in names[0]:
             if names[0].replace("*", str(shape[0] - 1)) not in expected:  # rows without numbers take no space in a file
                 raise CheckpointError(f"tensor {name} has {shape[0]} rows: the configuration asks for another number")

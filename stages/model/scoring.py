@@ -117,10 +117,10 @@ Tokens = NDArray[np.int64]
 def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:
     """Why these cannot be biases for a vocabulary of that size; empty if they can."""
     if len(biases) > MAX_BIASES:
-        return f"logit_bias has {len(biases)} entries, at most {MAX_BIASES}"
+        return f"logit_bias has {len(biases)} entries; the limit is {MAX_BIASES}"
     for token, bias in biases.items():
         if not token < vocabulary:
-            return f"logit_bias names token {token}, the model has 0 to {vocabulary - 1}"
+            return f"logit_bias names token {token}, but the model has 0 to {vocabulary - 1}"
         if not abs(bias) <= MAX_BIAS:  # true for NaN, too
             return f"logit_bias must be -{MAX_BIAS:g} to {MAX_BIAS:g}, not {bias} for token {token}"
     return ""

@@ -215,12 +215,12 @@ class CallBounds(Interceptor):
                 request = await anext(requests, None)
         except TimeoutError:
             raise exhausted(
-                f"the request was not whole within {ARRIVAL_S:g} s, or when too many others came", 1000
+                f"the request did not arrive within {ARRIVAL_S:g} s, or before too many others", 1000
             ) from None
         finally:
             arriving.pop(limit, None)
         if request is not None and request.ByteSize() > max_bytes:
-            raise exhausted(f"a request of {request.ByteSize()} bytes; this method takes {max_bytes} at most", 60_000)
+            raise exhausted(f"the request has {request.ByteSize()} bytes; this method's limit is {max_bytes}", 60_000)
         return request
 
 
@@ -231,7 +231,7 @@ async def _write(context: Context, response: object) -> None:
             with ignoring_ended_call():
                 await context.write(response)
     except TimeoutError:
-        said = f"the answer was not read for {UNREAD_S:g} s: read it as it comes"
+        said = f"the answer was not read for {UNREAD_S:g} s: read it as it arrives"
         raise StatusError(grpc.StatusCode.CANCELLED, said) from None
 
 
@@ -290,11 +290,11 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     except RuntimeError:
         bound = 0
     if bound and security.tls is None and not is_loopback(address):
-        log.warning("%s can be reached from other machines, and what passes there is not encrypted", address)
+        log.warning("%s can be reached from other machines, and its traffic is not encrypted", address)
     if bound:
         _PLACES[server].watch(server, bound)
     else:
-        raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
+        raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's")
     return bound
 
 
@@ -345,12 +345,12 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         if (status := self._status.get(request.service)) is None:
-            raise not_found(f"there is no service {request.service[:80]!r} here")
+            raise not_found(f"unknown service {request.service[:80]!r}")
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         if len(self._watchers) >= MAX_WATCHERS:
-            raise exhausted(f"{MAX_WATCHERS} clients watch already: use Check", DEFAULT_RETRY_MS)
+            raise exhausted(f"{MAX_WATCHERS} clients are already watching: use Check", DEFAULT_RETRY_MS)
         changed, last = asyncio.Event(), None
         self._watchers.add(changed)
         try:

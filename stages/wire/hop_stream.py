@@ -246,7 +246,7 @@ class Relay:
     async def _stream(self) -> None:
         """One stream, from its first batch to its end; hops without an ack by then have failed."""
         begin = monotonic()
-        refusal = unavailable(f"{self.host} closed the connection; see that it runs")
+        refusal = unavailable(f"{self.host} closed the connection; check that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for hops already in the outbox
         self._receipt_at, self._quiet_bytes = 0.0, 0
@@ -314,7 +314,7 @@ class Relay:
         now, pause_s = monotonic(), self.hop_timeout_s / TICKS
         for handover in self._unsettled:
             if now >= handover.due_at:
-                handover.settle(deadline_exceeded(f"the deadline passed while {self.host} did not answer"))
+                handover.settle(deadline_exceeded(f"the deadline passed before {self.host} answered"))
             elif now >= handover.begin + self.hop_timeout_s:
                 handover.settle(self._silent(handover.begin))
         if self._quiet_bytes and now >= self._receipt_at + pause_s:
@@ -344,7 +344,7 @@ class Relay:
     def _silent(self, begin: float) -> StatusError:
         self._renew()
         waited_s = monotonic() - begin
-        return unavailable(f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached")
+        return unavailable(f"{self.host} did not answer within {waited_s:.1f} s; check that it runs and is reachable")
 
     def loss(self, error: grpc.aio.AioRpcError) -> str:
         """The reason why a call that should last forever ended."""
@@ -360,9 +360,9 @@ class Relay:
         if code is grpc.StatusCode.UNAVAILABLE:
             self._renew()
             problem = handshake_problem(details, self.security)
-            return StatusError(code, f"{self.host} {problem or f'cannot be reached ({details}); see that it runs'}")
+            return StatusError(code, f"{self.host} {problem or f'cannot be reached ({details}); check that it runs'}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._silent(begin)
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return StatusError(code, f"{self.address} is no stage server; the last host's successor is the first host")
+            return StatusError(code, f"{self.address} is not a stage server; the first host follows the last")
         return StatusError(code, f"{self.host} failed: {details}")

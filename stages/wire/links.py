@@ -66,7 +66,7 @@ def link_address(machine: str) -> str:
 def check_machine(name: str) -> str:
     """The name of a machine: one label of a domain name. Raises InputError."""
     if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
-        raise InputError(f"a machine is called by 1 to 32 small letters, digits and dashes, not {quoted(name)}")
+        raise InputError(f"a machine's name must be 1 to 32 lower-case letters, digits and dashes, not {quoted(name)}")
     return name
 
 
@@ -97,7 +97,7 @@ class LinkProxy:
             await self._dial(name, local := _Answered(reader, writer))
         except StatusError as refusal:
             if self._said.get(name) != refusal.message:  # gRPC retries again and again
-                log.info("no way to %s: %s", name, refusal.message)
+                log.info("no route to %s: %s", name, refusal.message)
             self._said[name] = refusal.message
             if not local.is_told:
                 is_gone = refusal.code is grpc.StatusCode.NOT_FOUND
@@ -184,7 +184,7 @@ class MachineLinks:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
                     if not self.attends:
                         self._kinds.clear()  # it may be a new process
-                        log.info("%s: attends the rendezvous at %s", self.name, address)
+                        log.info("%s: connected to the rendezvous at %s", self.name, address)
                     self._stub, self.attends, pause_s = stub, True, RETRY_S
                     if notice.pipe:
                         self._begin(self._answer(stub, notice))
@@ -194,7 +194,7 @@ class MachineLinks:
                 if self.attends:
                     log.warning("%s: lost the rendezvous at %s (%s)", self.name, address, error.details())
                 elif at == len(self._rendezvous) - 1:  # all addresses have been tried
-                    said = "no rendezvous answers at %s (%s), which is asked again: see that `onesweep serve` runs"
+                    said = "no rendezvous answers at %s (%s); retrying: check that `onesweep serve` is running"
                     log.warning(said, ", ".join(self._rendezvous), error.details())
             at += not self.attends  # an address that worked is tried again
             self.attends = False
@@ -204,7 +204,7 @@ class MachineLinks:
     async def dial(self, name: str, local: SocketPipe) -> None:
         """Carry a connection to a machine, by the first way that works. Raises StatusError."""
         if (stub := self._stub) is None:
-            raise unavailable("the rendezvous was not reached yet")
+            raise unavailable("the rendezvous has not been reached yet")
         last, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
         kind = last if monotonic() - chosen_at <= CHOSEN_S else ""
         try:
@@ -222,7 +222,7 @@ class MachineLinks:
                 is_same = last == DIRECT and address in there.addresses
                 if is_same and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
                     self._ways[name] = last, address, chosen_at
-                    raise unavailable(f"machine {name} does not answer where it did")
+                    raise unavailable(f"machine {name} no longer answers at its address")
             async with self._reversed(stub, name if kind != RELAYED else "") as other:
                 if other is not None:
                     self._choose(stub, name, REVERSED)

@@ -107,7 +107,7 @@ class RunDirectory:
             there = json.loads(read_file(self._machines)) if self._machines.exists() else {}
             return {name: Machine(name, str(digest)) for name, digest in there.items()}
         except (ValueError, AttributeError):
-            raise InputError(f"{self._machines} is damaged: put back what was there, or remove it") from None
+            raise InputError(f"{self._machines} is damaged: restore it, or remove it") from None
 
     def keep(self, name: str, machine: Machine | None) -> None:
         """Record a machine that joined, or (None) remove one. Raises InputError."""
@@ -179,7 +179,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                     told_at = monotonic()
                     self.tell()
             except InputError as error:
-                log.warning("the run's files cannot be looked after: %s", error)
+                log.warning("cannot update the run's files: %s", error)
                 await asyncio.sleep(TROUBLE_S)
 
     def let_go(self, names: Iterable[str]) -> None:
@@ -188,7 +188,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             machine = self.machines.pop(name)
             machine.dismiss()
             self.tell()
-            self._say(f"{name} is let go")
+            self._say(f"{name} was removed")
 
     def tell(self) -> None:
         """Record, for commands on this machine, the proxy that dials machines, and their links. Raises InputError."""
@@ -206,24 +206,24 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             raise hops_refusal(request.protocol, "this machine", "the router")
         if abs(ahead_s := request.unix_s - time.time()) > CLOCK_S:
             side = "ahead of" if ahead_s > 0 else "behind"
-            raise invalid(f"this machine's clock is {abs(ahead_s) / 60:.0f} minutes {side} the router's: put it right")
+            raise invalid(f"this machine's clock is {abs(ahead_s) / 60:.0f} minutes {side} the router's: correct it")
         if there is not None:
             return self._certified(request, there.name, "")
         try:
             secret = _secret_of(dict(context.invocation_metadata() or ()))
             invitation = self.run.invitations.find(secret) if secret else None
-            problem = invitation.problem(time.time()) if invitation else "the router knows no such ticket"
+            problem = invitation.problem(time.time()) if invitation else "the router does not know this ticket"
             if invitation is None or problem:
-                raise self._refusal("Enrol", f"{problem}: ask for another, of `onesweep invite`")
+                raise self._refusal("Enrol", f"{problem}: ask for another one from `onesweep invite`")
             name = check_machine(invitation.name or request.name)
             if request.insists and name != request.name:
-                said = f"this ticket is for a machine called {name}: leave --name out, or ask for another ticket"
+                said = f"this ticket is for a machine named {name}: omit --name, or ask for another ticket"
                 raise invalid(said)
             if name in self.machines or name == ROUTER_NAME:
-                said = f"a machine called {name} has joined already: take another name, with --name"
+                said = f"a machine named {name} has already joined: choose another --name"
                 raise already_exists(said)
             if len(self.machines) >= MAX_MACHINES:
-                raise exhausted(f"{MAX_MACHINES} machines have joined, and no more can", 60_000)
+                raise exhausted(f"{MAX_MACHINES} machines have joined, which is the limit", 60_000)
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
@@ -238,12 +238,12 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         machine = self._caller("Attend", context)
         machine.leaving = request.leaving
         if request.leaving:
-            self._say(f"{machine.name} leaves")
+            self._say(f"{machine.name} is leaving")
             return
         machine.addresses = _checked(request.addresses)
         machine.dismiss()  # it dialled again: its former connection is dead, even if TCP does not know yet
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MAX_NOTICES)
-        self._say(f"{machine.name} is there")
+        self._say(f"{machine.name} is online")
         try:
             yield join_pb2.Notice()
             while machine.notices is notices:  # a second call replaces the first
@@ -251,18 +251,18 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         finally:
             if machine.notices is notices:
                 machine.notices = None
-                self._say(f"{machine.name} is gone")
+                self._say(f"{machine.name} is offline")
 
     async def Reach(self, request: join_pb2.ReachRequest, context: Context) -> join_pb2.ReachResponse:
         machine = self._caller("Reach", context)
         target = self._reachable(machine, request.to)
         if request.pipe:
             if len(request.pipe) != 32 or not request.pipe.isalnum():
-                raise invalid("a pipe is called by 32 hexadecimal digits")
+                raise invalid("a pipe's name must be 32 hexadecimal digits")
             addresses = _checked(request.addresses)
             self._notify(target, join_pb2.Notice(pipe=request.pipe, addresses=addresses, caller=machine.name))
         if (kind := request.kind) and kind not in KINDS:
-            raise invalid(f"a link is {', '.join(KINDS)}")
+            raise invalid(f"a link's kind must be one of {', '.join(KINDS)}")
         before = self.kinds.get((machine.name, target.name), "")
         if kind and before != kind:
             self.kinds[machine.name, target.name] = kind
@@ -316,21 +316,21 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def _reachable(self, machine: Machine, name: str) -> Machine:
         """The machine called `name`. Raises StatusError if it is not `machine`'s neighbour, or does not attend."""
         if name not in self.neighbours.get(machine.name, ()):
-            said = f"{quoted(name)} is no neighbour of {machine.name}"
+            said = f"{quoted(name)} is not a neighbour of {machine.name}"
             raise self._refusal("Reach", said, grpc.StatusCode.PERMISSION_DENIED)
         return self._present(name)
 
     def _present(self, name: str) -> Machine:
         if (machine := self.machines.get(name)) is None:
-            raise not_found(f"machine {name[:40]} was let go")
+            raise not_found(f"machine {name[:40]} was removed")
         if machine.notices is None:
-            raise unavailable(f"machine {name} is not there")
+            raise unavailable(f"machine {name} is offline")
         return machine
 
     def _caller(self, method: str, context: Context) -> Machine:
         machine = self._machine_of(dict(context.invocation_metadata() or ()))
         if machine is None:
-            raise self._refusal(method, "this machine has not joined, or was let go: `onesweep join TICKET`")
+            raise self._refusal(method, "this machine has not joined, or was removed: `onesweep join TICKET`")
         return machine
 
     def _machine_of(self, metadata: Mapping[str, Any]) -> Machine | None:
@@ -362,7 +362,7 @@ def _secret_of(metadata: Mapping[str, Any]) -> str:
 def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
     """The addresses, checked. Raises StatusError for an invalid one."""
     if len(addresses) > MAX_TOLD:
-        raise invalid(f"a machine has at most {MAX_TOLD} addresses")
+        raise invalid(f"a machine can have at most {MAX_TOLD} addresses")
     try:
         for address in addresses:
             parse_address(address)

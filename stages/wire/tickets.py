@@ -62,7 +62,7 @@ class Ticket:
         """Parse a ticket. Raises InputError, which does not quote the ticket."""
         text = text.strip()
         if not text.startswith(PREFIX):
-            raise InputError(f"this is no ticket: one begins with {PREFIX}, and `onesweep serve` prints it")
+            raise InputError(f"this is not a ticket: a ticket begins with {PREFIX}; `onesweep serve` prints one")
         try:
             packed = text.removeprefix(PREFIX).encode("ascii")
             packed = base64.b64decode(packed + b"=" * (-len(packed) % 4), b"-_", validate=True)
@@ -74,7 +74,7 @@ class Ticket:
             if not 1 <= len(addresses) <= MAX_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
                 raise ValueError
         except (ValueError, TypeError, RecursionError, binascii.Error):
-            raise InputError("the ticket is damaged: copy it again, from the first letter to the last") from None
+            raise InputError("the ticket is damaged: copy it again, from the first character to the last") from None
         for address in addresses:
             parse_address(address, "the ticket's address")
         return cls(tuple(addresses), fingerprint, secret)
@@ -102,7 +102,7 @@ class Invitation:
             return "this ticket was revoked"
         if now > self.until:
             return f"this ticket expired on {self.ends}"
-        return "" if self.uses > 0 else "this ticket was used already, as often as it may be"
+        return "" if self.uses > 0 else "this ticket was already used as often as it allows"
 
 
 class Invitations:
@@ -127,7 +127,7 @@ class Invitations:
         if not 0 < days <= MAX_DAYS:
             raise InputError(f"--days must be above 0 and at most {MAX_DAYS}, not {days:g}")
         if name and uses > 1:
-            raise InputError("a ticket with a name is for one machine: leave --uses out")
+            raise InputError("a ticket with a name is for one machine: omit --uses")
         secret = secrets.token_urlsafe(SECRET_BYTES)
         digest = token_hash(secret)
         made = Invitation(digest[:ID_DIGITS], digest, uses, time.time() + days * DAY_S, name)
@@ -223,7 +223,7 @@ def enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Join
         said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
         if code in said:
             raise InputError(details) from None
-        problem = handshake_problem(details, LOOPBACK_ONLY) or f"did not let this machine in: {details}"
+        problem = handshake_problem(details, LOOPBACK_ONLY) or f"refused this machine: {details}"
         raise ServiceError(f"the router at {address} {problem}") from None
     write_file(directory / "ca.pem", response.authority, PUBLIC)
     write_file(directory / "machine.pem", response.certificate, PUBLIC)
@@ -244,10 +244,10 @@ def _found(ticket: Ticket) -> tuple[str, bytes]:
             continue
         if secrets.compare_digest(key_fingerprint(shown), ticket.fingerprint):
             return address, shown
-        problems.append(f"at {address} is another server than the ticket's")
+        problems.append(f"the server at {address} is not the ticket's")
     raise ServiceError(
-        f"no way to the router: {'; '.join(problems)}. See that `onesweep serve` runs there and that this machine "
-        "reaches it; nothing of the ticket was sent"
+        f"cannot reach the router: {'; '.join(problems)}. Check that `onesweep serve` is running there and that this "
+        "machine can reach it; nothing of the ticket was sent"
     )
 
 

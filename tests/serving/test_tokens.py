@@ -36,8 +36,8 @@ def test_a_file_is_read_as_it_was_written(path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
-        (None, "a token is wanted here: .* or send Authorization: Bearer TOKEN"),
-        ((("user-agent", "x"),), "a token is wanted here"),
+        (None, "a token is required: .* or send Authorization: Bearer TOKEN"),
+        ((("user-agent", "x"),), "a token is required"),
         ((("authorization", "Basic abc"),), "the metadata `authorization` must be `Bearer TOKEN`"),
         ((("authorization", "Bearer onesweep_x"),), "unknown token"),
         ((("authorization", "Bearer "),), "unknown token"),
@@ -70,15 +70,15 @@ def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCapture
     write_tokens(path, [])
     with pytest.raises(StatusError, match="unknown token"):
         keyring.identify(token_metadata(token), "generate")
-    assert "tokens.toml has no keys: nobody is let in" in caplog.text
+    assert "tokens.toml has no keys: no one has access" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[[keys]", "is not TOML"),
-        ("x = 1", r"it must have \[\[keys\]\] sections only"),
-        ("keys = 3", r"it must have \[\[keys\]\] sections only"),
+        ("x = 1", r"it must have only \[\[keys\]\] sections"),
+        ("keys = 3", r"it must have only \[\[keys\]\] sections"),
         ("keys = [3]", "key 3 must be a group of settings"),
         ("[[keys]]\nname = 'a'\nscopes = ['status']", "key 'a' needs the sha256 of its token"),
         (f"[[keys]]\nsha256 = '{DIGEST}'\nscopes = ['status']", "name is missing"),
@@ -119,7 +119,7 @@ def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["é", "a b", "a\nb"])
 def test_what_cannot_be_a_token(token: str) -> None:
-    with pytest.raises(InputError, match="the token has characters that no token has"):
+    with pytest.raises(InputError, match="the token has invalid characters"):
         token_metadata(token)
 
 

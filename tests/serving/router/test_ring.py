@@ -112,7 +112,7 @@ async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> 
     ring.begin((link := ring.links[0],), lambda _, event: heard.append(event))
     try:
         await eventually(lambda: link.quarantined)
-        assert link.quarantined.startswith("it sent 257" if count == 257 else "the answer is no message")
+        assert link.quarantined.startswith("it sent 257" if count == 257 else "the answer is not a message")
         assert ({event.fault.lost for event in heard}, len(asked)) == ({address}, 1)
     finally:
         await ring.close()

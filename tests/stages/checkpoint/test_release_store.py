@@ -46,7 +46,7 @@ def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
 def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest, monkeypatch) -> None:
     with monkeypatch.context() as small:
         small.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
-        with pytest.raises(ServiceError, match="9 free, and 67108864 stay free; free some"):
+        with pytest.raises(ServiceError, match="9 free, and 67108864 must stay free; free some"):
             store.begin(contents, of_block_1)
     intake = store.begin(contents, of_block_1)
     assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
@@ -73,7 +73,7 @@ def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: R
     store.begin(contents, of_block_1).write(second, raw(contents, second)[:1000])
     again = store.begin(contents, of_block_1)
     assert again.asked == [f"{second}@1000"]
-    with pytest.raises(CheckpointError, match="was not asked for"):
+    with pytest.raises(CheckpointError, match="was not requested"):
         again.write(f"{second}@999", b"x")
     again.write(f"{second}@1000", raw(contents, second)[1000:])
     again.finish()
@@ -82,7 +82,7 @@ def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: R
 def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
     intake = store.begin(contents, of_block_1)
     for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
-        with pytest.raises(CheckpointError, match="was not asked for"):
+        with pytest.raises(CheckpointError, match="was not requested"):
             intake.write(path, b"x")
     path, part = next(iter(intake.wanted.items()))
     with pytest.raises(CheckpointError, match="has more than"):
@@ -97,10 +97,10 @@ def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest,
 @pytest.mark.parametrize(
     ("manifests", "says"),
     [
-        ({}, "without a manifest"),
-        ({"../chain": b"{}"}, "is no folder of a bundle"),
+        ({}, "has no manifest"),
+        ({"../chain": b"{}"}, "is not a folder of a bundle"),
         ({"chain": b"{"}, "is damaged"),
-        ({"chain": bytes(2 << 20)}, "a manifest or frontier of 2097152 bytes"),
+        ({"chain": bytes(2 << 20)}, "a manifest or frontier has 2097152 bytes"),
     ],
 )
 def test_what_cannot_be_a_release(store: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
@@ -145,7 +145,7 @@ def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: Rele
 def test_a_store_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
-    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can write to: chmod 700"):
+    with pytest.raises(ServiceError, match="must belong to you, and nobody else may write to it: chmod 700"):
         ReleaseStore(tmp_path / "open")
 
 

@@ -140,7 +140,7 @@ def test_templates_have_names(source: Callable[..., Source]) -> None:
     assert (speech.chat_template, speech.tool_template) == ("default", "tool_use")
     with pytest.raises(CheckpointError, match="are called rag, tool_use, and none is called default"):
         source(chat_template=(named[1:],))
-    with pytest.raises(CheckpointError, match=r"writes <\|im_start\|>, which is no token of the vocabulary"):
+    with pytest.raises(CheckpointError, match=r"writes <\|im_start\|>, which is not in the vocabulary"):
         source(names=TURN, kinds=PLAIN, chat_template="<|im_start|>{{ messages }}<|im_end|>")
 
 
@@ -164,7 +164,7 @@ def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) ->
     assert _key(parts[0], 2, None, None, []) != key, "its second part is another's"
     with pytest.raises(CheckpointError, match=r"missing 1 of 2 parts: model-00002-of-00002.gguf"):
         open_source(parts[0])
-    with pytest.raises(CheckpointError, match="is one of 2 files of a model: give all of them the names"):
+    with pytest.raises(CheckpointError, match="is one of 2 files of a model: keep the names"):
         open_source(tmp_path / "other")
 
 
