@@ -206,8 +206,8 @@ def check(settings: DataclassInstance, error: type[InputError] = ConfigError, wh
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            said = ",".join(map(str, value)) or "[]" if isinstance(value, tuple) else as_written(value)
-            raise error(f"{where}{f.name} must {expected}, not {said}")
+            shown_value = ",".join(map(str, value)) or "[]" if isinstance(value, tuple) else as_written(value)
+            raise error(f"{where}{f.name} must {expected}, not {shown_value}")
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:

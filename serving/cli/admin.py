@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stages.errors import InputError, OnesweepError
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
-from stages.wire.secret_files import lock_beside, write_file
+from stages.wire.secret_files import file_lock, write_file
 from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def run_token_add(options: argparse.Namespace) -> int:
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
     token = new_token()
-    with lock_beside(options.tokens):
+    with file_lock(options.tokens):
         keys = read_tokens(options.tokens) if options.tokens.exists() else ()
         if any(other.name == key.name for other in keys):
             raise InputError(f"{options.tokens} has a key {key.name} already: remove it first, or take another name")
@@ -184,7 +184,7 @@ def run_token_list(options: argparse.Namespace) -> int:
 
 
 def run_token_remove(options: argparse.Namespace) -> int:
-    with lock_beside(options.tokens):
+    with file_lock(options.tokens):
         keys = read_tokens(options.tokens)
         left = [key for key in keys if key.name != options.name]
         if len(left) == len(keys):

@@ -332,7 +332,7 @@ class RingView:
 
     def rtts_ms(self) -> list[float | None]:
         """Round trips to the hosts of the path that a request would use now."""
-        return [link.relay.least_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
+        return [link.relay.min_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
 
     def _look(self) -> bool:
         """Find weights that have a path: the current ones, else those that most hosts hold. False if none

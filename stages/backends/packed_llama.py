@@ -19,7 +19,7 @@ from stages.backends.packed import (
 from stages.backends.rows import PRODUCT_THREADS, Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.model.architecture import LlamaArchitecture
-from stages.model.few_bits import LARGEST_HALF, Bfloat16Linear, GroupedLinear
+from stages.model.few_bits import MAX_HALF, Bfloat16Linear, GroupedLinear
 from stages.model.layers import TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
@@ -38,7 +38,7 @@ class HalfProduct:
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
         weight = linear.weight.detach().float()
-        if not weight.abs().max() <= LARGEST_HALF:
+        if not weight.abs().max() <= MAX_HALF:
             raise CheckpointError("a matrix holds values beyond 65504: import the model with --weights float32")
         self.bias = None if linear.bias is None else linear.bias.detach()
         try:

@@ -24,9 +24,9 @@ from stages.memory import require_memory
 from stages.model.architecture import PictureArchitecture
 from stages.model.block import Block
 from stages.model.layers import CausalStage
-from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
+from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, on_meta_device
 from stages.pictures.part import PicturePart
-from stages.wire.secret_files import lock_beside
+from stages.wire.secret_files import file_lock
 
 P = TypeVar("P")
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def _of_kind(part: AnyPart, kind: type[P], otherwise: str) -> P:
 
 def new_part(manifest: Manifest, index: int) -> AnyPart:
     """A part without memory: shapes only."""
-    with without_memory():
+    with on_meta_device():
         if isinstance(manifest.architecture, PictureArchitecture):
             assert manifest.kind != "ar"
             return PicturePart(manifest.architecture, index, manifest.kind)
@@ -117,7 +117,7 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
     """Read, change and replace the manifest under a lock, so that workers on one directory lose none of each other's
     changes."""
     read_manifest(directory)  # reports any problem with the directory
-    with lock_beside(directory / MANIFEST_NAME):
+    with file_lock(directory / MANIFEST_NAME):
         manifest = change(read_manifest(directory))
         write_manifest(directory, manifest)
         return manifest

@@ -225,9 +225,9 @@ def _build(record: dict[str, Any]) -> Manifest:
     text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None
     if kind == "chain" or draws:  # each block of a chain has its own range; all other nets share all noise levels
-        told, ranges = _get(record, "partition", dict), architecture.parts if kind == "chain" else 1
-        prior = from_toml(LogNormalPrior, _get(told, "prior", dict), "noise partition")
-        partition = from_toml(NoisePartition, {**told, "prior": prior}, "noise partition")
+        noise, ranges = _get(record, "partition", dict), architecture.parts if kind == "chain" else 1
+        prior = from_toml(LogNormalPrior, _get(noise, "prior", dict), "noise partition")
+        partition = from_toml(NoisePartition, {**noise, "prior": prior}, "noise partition")
         if len(partition.boundaries) != ranges + 1:
             raise CheckpointError(f"{len(partition.boundaries)} boundaries for {ranges} noise ranges")
     return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)

@@ -69,7 +69,7 @@ class ReleaseTransfer:
         except OSError as error:
             self.failure = CheckpointError(f"cannot read {error.filename}: {error.strerror}")
 
-    def hear(self, response: stage_pb2.StoreResponse) -> None:
+    def on_response(self, response: stage_pb2.StoreResponse) -> None:
         """Process the receiver's answer."""
         if response.refused:
             self.close()
@@ -103,7 +103,7 @@ async def receive_release(
                 if intake is not None:
                     raise invalid("a transfer can have only one offer")
                 intake = await in_thread(store.begin, manifest_of(request.offer), wants_of(request.offer))
-                yield stage_pb2.StoreResponse(wanted=intake.asked)
+                yield stage_pb2.StoreResponse(wanted=intake.requests)
             elif intake is None:
                 raise invalid("a transfer must begin with an offer")
             else:

@@ -65,7 +65,7 @@ class HopAdmission:
             assert isinstance(work, TextWork)
             extra_bytes = work.extra_bytes(parts, hop.capacity if session is None else session.capacity)
             opens, capacity = work.start == 0 or bool(hop.memory.prefix), hop.capacity
-        session = self._open(hop, work, parts, capacity, key, now_s) if opens else self._due(hop, work)
+        session = self._open(hop, work, parts, capacity, key, now_s) if opens else self._expected_session(hop, work)
         if isinstance(work, TextWork):
             self.sessions.book(hop.session, extra_bytes, now_s)
             session.length = work.start + work.remembered
@@ -82,10 +82,10 @@ class HopAdmission:
         if session.beginning is not None and isinstance(work, ReadWork):  # only what was computed can be kept
             clean = session.vocabulary.cut(job.hop.read.clean, 0, work.at_once)
             session.beginning.read(work.start, work.lengths, clean, session.vocabulary)
-        brought = outcome if result is None else result
-        if isinstance(brought, stage_pb2.Event):
-            brought.timings.extend(job.hop.timings)
-        brought.timings.add(
+        carrier = outcome if result is None else result
+        if isinstance(carrier, stage_pb2.Event):
+            carrier.timings.extend(job.hop.timings)
+        carrier.timings.add(
             host=self.settings.name,
             queue_ms=job.queue_ms,
             compute_ms=job.compute_ms,
@@ -130,13 +130,13 @@ class HopAdmission:
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
 
-    def _due(self, hop: stage_pb2.Hop, work: TextWork | PictureWork) -> HostSession:
+    def _expected_session(self, hop: stage_pb2.Hop, work: TextWork | PictureWork) -> HostSession:
         if isinstance(work, PictureWork):
-            session = self.sessions.due(hop.session, work.kind, work.number, 0)
+            session = self.sessions.expected_session(hop.session, work.kind, work.number, 0)
             if (needed := work.plan.evaluations) > session.capacity:
                 raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
             return session
-        session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
+        session = self.sessions.expected_session(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
         # a hop may claim another capacity than the one that opened the session
         if work.start + work.positions > session.capacity:
             raise invalid(f"the session holds only {session.capacity} positions")

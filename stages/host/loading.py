@@ -99,13 +99,13 @@ class Loader:
                     release.parts = await loop.run_in_executor(self.host.compute, self._load, release.plan, ())
                     return
                 except Exception as error:
-                    others = releases.all[:-1] or self._given_instead(release)
+                    others = releases.all[:-1] or self._fallback_releases(release)
                     if not others:
-                        raise _known(error, self.host.settings.name) from None
+                        raise _as_onesweep_error(error, self.host.settings.name) from None
                     log.warning("skipping release %s: %s", release.name, error)
                     releases.all = others
 
-    def _given_instead(self, failed: Release) -> list[Release]:
+    def _fallback_releases(self, failed: Release) -> list[Release]:
         """The release that the host was started with, if it is another one and also fits."""
         with contextlib.suppress(OnesweepError):
             given = self.sources.given()
@@ -121,7 +121,7 @@ class Loader:
                 if release.parts is not None or release not in self.host.releases.all:
                     continue  # meanwhile it was loaded on request, or dropped
                 try:
-                    release.parts = await self._load_beside(release.plan)
+                    release.parts = await self._load_in_background(release.plan)
                 except Exception as error:
                     log.warning("skipping release %s: %s", release.name, error)
                     self.host.releases.all.remove(release)
@@ -137,7 +137,7 @@ class Loader:
             except StatusError:
                 raise
             except Exception as error:
-                raise transfer_error(_known(error, self.host.settings.name)) from None
+                raise transfer_error(_as_onesweep_error(error, self.host.settings.name)) from None
         log.info("%s: release %s is loaded", self.host.settings.name, name)
 
     async def drop(self, name: str) -> None:
@@ -161,7 +161,7 @@ class Loader:
             self._check(release.plan)
             self._keep_only(keep, MAX_RELEASES - 1)
         if release.parts is None:
-            release.parts = await self._load_beside(release.plan)
+            release.parts = await self._load_in_background(release.plan)
         releases.all = [*(each for each in releases.all if each is not release), release]
         self._keep_only({name, *keep}, MAX_RELEASES)
         await self._tidy()
@@ -194,7 +194,7 @@ class Loader:
 
         await in_low_priority_thread(tidy)
 
-    async def _load_beside(self, plan: HostPlan) -> Parts:
+    async def _load_in_background(self, plan: HostPlan) -> Parts:
         # Not in a process of its own: that would need another copy of torch, 200 MB, and a way to hand sessions over.
         return await in_low_priority_thread(lambda: self._load(plan, self.host.releases.loaded))
 
@@ -298,7 +298,7 @@ def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device:
     return rows
 
 
-def _known(error: Exception, host: str) -> OnesweepError:
+def _as_onesweep_error(error: Exception, host: str) -> OnesweepError:
     """`error` in a sentence for people; an unexpected error also goes into the log."""
     if isinstance(error, OnesweepError):
         return error

@@ -126,8 +126,8 @@ class NextHosts:
                 if problem:
                     await asyncio.sleep(RETRY_S)
                     continue
-                due = monotonic() + REVIEW_S
-                while relay.rtt_ms is not None and monotonic() < due:
+                review_at = monotonic() + REVIEW_S
+                while relay.rtt_ms is not None and monotonic() < review_at:
                     await asyncio.sleep(CHECK_S)
         finally:
             if warmer is not None:

@@ -53,7 +53,7 @@ class HostPlan:
     blocks: tuple[int, ...]
     parts: int  # of a whole model
     models: Mapping[str, ModelSource]  # models that it holds parts of, by kind, in the order of MODEL_KINDS
-    near: Path | None = None  # local/, if its model uses the vocabulary of `ar`
+    draft_model: Path | None = None  # local/, if its model uses the vocabulary of `ar`
 
     @cached_property
     def draws(self) -> bool:
@@ -131,14 +131,14 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
         raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: give a host neighbours, in order")
-    near = None
+    draft_model = None
     if bundle.local is not None and "ar" in models:
         manifest = read_manifest(bundle.local)
         # an older release store has only its manifest
         is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
         if is_here and manifest.tokens == models["ar"].manifest.tokens:
-            near = bundle.local
-    plan = HostPlan(blocks, parts, models, near)
+            draft_model = bundle.local
+    plan = HostPlan(blocks, parts, models, draft_model)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop may take {plan.message_bytes()} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return plan
@@ -202,15 +202,15 @@ def weights_of(release: stage_pb2.Release) -> tuple[str, ...]:
 def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.DescribeResponse) -> str:
     """Why `other` cannot follow a host that holds `plans` in the ring; empty if it can."""
     plan = plans[-1]
-    due = (plan.blocks[-1] + 1) % plan.parts
-    if not other.blocks or other.blocks[0] != due:
-        return f"{address} holds blocks {list(other.blocks)}, but block {due} must come next: check the topology"
-    theirs = [weights_of(release) for release in other.releases]
-    if not theirs:
+    next_block = (plan.blocks[-1] + 1) % plan.parts
+    if not other.blocks or other.blocks[0] != next_block:
+        return f"{address} holds blocks {list(other.blocks)}, but block {next_block} must come next: check the topology"
+    held = [weights_of(release) for release in other.releases]
+    if not held:
         return f"{other.name} at {address} does not report its weights: run the same version of onesweep everywhere"
-    if any(mine.weights in theirs for mine in plans):
+    if any(mine.weights in held for mine in plans):
         return ""
-    kind, mine, found = next(row for row in zip(MODEL_KINDS, plan.weights, theirs[-1], strict=True) if row[1] != row[2])
+    kind, mine, found = next(row for row in zip(MODEL_KINDS, plan.weights, held[-1], strict=True) if row[1] != row[2])
     return (
         f"{other.name} at {address} has the {kind} checkpoint {found[:12] or '(none)'}, "
         f"this host {mine[:12] or '(none)'}: give every host the same checkpoint"

@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf import json_format
 
 from stages.checkpoint.files import replace_file
-from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
+from stages.checkpoint.release_store import COMPANIONS, ReleaseStore, Wants
 from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError
@@ -70,7 +70,7 @@ class StageSeat:
             parts = len(json.loads(next(manifests, b"{}"))["parts"])
         is_last = parts - 1 in blocks
         return lambda folder, part: (
-            is_last if folder == "local" else part in blocks or (folder == "ar" and part == BESIDE)
+            is_last if folder == "local" else part in blocks or (folder == "ar" and part == COMPANIONS)
         )
 
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
@@ -231,7 +231,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             ready=not reason,
             not_ready_reason=reason,
             links=[
-                stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)
+                stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.min_rtt_ms or 0.0, problem=relay.problem)
                 for relay in self.host.next_hosts.relays
             ],
             counters=self.host.counters_now(),
@@ -320,7 +320,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         if folder == "local":
             return plan.is_last and not plan.draws
         # the last host needs the tokenizer to hold texts to a schema
-        return part in self.host.blocks or (folder == "ar" and part == BESIDE and plan.is_last)
+        return part in self.host.blocks or (folder == "ar" and part == COMPANIONS and plan.is_last)
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         if request.HasField("assignment"):

@@ -157,7 +157,7 @@ class SessionStore:
                 retry_after_ms=1000,
             )
 
-    def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
+    def expected_session(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
         """The session that a sweep or step continues with.
 
         Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and

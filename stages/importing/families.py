@@ -225,8 +225,8 @@ def family_named(name: object) -> ModelFamily:
     found = next((family for family in FAMILIES if family.name == name), None)
     if found is None:
         known = ", ".join(family.name for family in FAMILIES)
-        said = f"the architecture {name} is not supported" if name else "config.json names no model in `architectures`"
-        raise CheckpointError(f"{said}; supported: {known}")
+        cause = f"the architecture {name} is not supported" if name else "config.json names no model in `architectures`"
+        raise CheckpointError(f"{cause}; supported: {known}")
     return found
 
 

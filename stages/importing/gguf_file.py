@@ -152,7 +152,7 @@ class GgufSource(Source):
         self._fields, self._tensors = _read_parts(path)
         self._factors = self._tensors.pop(ROPE_FACTORS, None)
         self._name = self._fields.get("general.architecture")
-        self.family = gguf_family(self._name, bool(self._says("expert_count", 0)))
+        self.family = gguf_family(self._name, bool(self._metadata_value("expert_count", 0)))
         self._check_quantisations()
         with refused_with(str(path)):
             a = self._shape_of()
@@ -241,33 +241,33 @@ class GgufSource(Source):
             return replace(a, attention_bias="qkv")
         return a
 
-    def _says(self, name: str, *default: Any) -> Any:  # noqa: ANN401
+    def _metadata_value(self, name: str, *default: Any) -> Any:  # noqa: ANN401
         """Metadata of the architecture. Raises KeyError if the file has none, and there is no default."""
-        unsaid = METADATA | OF_ARCHITECTURE.get(str(self._name), {})
+        defaults = METADATA | OF_ARCHITECTURE.get(str(self._name), {})
         for each in (name, OLDER_NAMES.get(name, name)):
             if (found := self._fields.get(f"{self._name}.{each}")) is not None:
                 return found
-        if name not in unsaid and not default:
+        if name not in defaults and not default:
             raise KeyError(f"{self._name}.{name}")
-        return unsaid.get(name, *default)
+        return defaults.get(name, *default)
 
     def _settings(self) -> dict[str, Any]:
         """The metadata as in a config.json."""
-        config = {theirs: self._says(name) for theirs, name in _NEEDED.items()}
-        optional = {theirs: self._says(name, None) for theirs, name in _OPTIONAL.items()}
-        config |= {theirs: value for theirs, value in optional.items() if value is not None}
+        config = {key: self._metadata_value(name) for key, name in _NEEDED.items()}
+        optional = {key: self._metadata_value(name, None) for key, name in _OPTIONAL.items()}
+        config |= {key: value for key, value in optional.items() if value is not None}
         embedding = self._tensors.get("token_embd.weight")
-        tokens = self._says("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
+        tokens = self._metadata_value("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
         config["vocab_size"] = tokens if embedding is None else next(iter(_shape(embedding)), 0)
-        epsilon = float(f"{self._says('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
+        epsilon = float(f"{self._metadata_value('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        scaling, factor = self._says("rope.scaling.type"), self._says("rope.scaling.factor")
+        scaling, factor = self._metadata_value("rope.scaling.type"), self._metadata_value("rope.scaling.factor")
         if any(name in self._tensors for name in LONG_ROPE):
             scaling = "longrope"
         is_plain = scaling == "none" or (scaling == "linear" and factor in (0, 1))
         rope = {"rope_type": "default" if is_plain else scaling, "factor": factor}
-        turned = self._says("rope.dimension_count", head_dim)
+        turned = self._metadata_value("rope.dimension_count", head_dim)
         config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
         if isinstance(pattern := config.get("sliding_window_pattern"), list):
             config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]

@@ -27,7 +27,7 @@ from stages.importing.speech import Speech, first_bytes, probe_tokens, require_f
 from stages.memory import require_memory, return_large_buffers, trim
 from stages.model.architecture import GROUP, WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
-from stages.model.pipeline import without_memory
+from stages.model.pipeline import on_meta_device
 from stages.progress import WorkProgress, counted
 
 UNTRAINED_TOLERANCE = 0.1  # rounding affects random weights more: 11 layers of 4,096 numbers by 0.079 in 4 bits
@@ -199,7 +199,7 @@ def _tokens(source: Source) -> str:
 def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> LlamaStage:
     """One stage, filled from the source layer by layer. architecture: cut."""
     a = architecture
-    with without_memory():
+    with on_meta_device():
         stage = LlamaStage(a, index)
     stage.restore_tables()
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
@@ -230,9 +230,9 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
     own, served = open_source(source), expected_shapes(architecture)
     found = own.shapes()
     if others := [name for name, shape in served.items() if found.get(name) != shape]:
-        first = own.names.theirs(others[0])
-        said = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, first {first}"
-        raise InputError(f"{said}: it is not the model that is served")
+        first = own.names.stored_name(others[0])
+        message = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, first {first}"
+        raise InputError(f"{message}: it is not the model that is served")
     stage = build_stage(own, architecture, index)
     shapes = probe_shapes(stage, stored_probe(manifest).shape[1])
     probe = {name: torch.zeros(shape) for name, shape in shapes.items()}

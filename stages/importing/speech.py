@@ -58,7 +58,7 @@ def speech_of(
     made: Tokenizer,
     templates: Mapping[str, str],
     named: Mapping[str, str | None],
-    said: Mapping[str, object],
+    claims: Mapping[str, object],
     sampling: Mapping[str, object],
     vocabulary: int,
     licences: Mapping[str, bytes],
@@ -67,7 +67,7 @@ def speech_of(
 
     :param made: made from `tokenizer`.
     :param templates: by their names.
-    :param said: each source's statement about the end of a text, a number or a list of numbers. The first that states
+    :param claims: each source's statement about the end of a text, a number or a list of numbers. The first that states
         one is believed, the others only if they name no plain text.
     :param sampling: the publisher's settings, by the names in a request.
     :param vocabulary: size of the model's.
@@ -89,7 +89,7 @@ def speech_of(
                 f"the chat template writes {marks[0]}, which is not in the vocabulary: the model would never see "
                 "it; take the template or the tokenizer.json that was published with these weights"
             )
-    numbers = {place: told if isinstance(told, list) else [told] for place, told in said.items()}
+    numbers = {place: claim if isinstance(claim, list) else [claim] for place, claim in claims.items()}
     ignored = [
         f"eos_token_id {number!r:.40} of {place} (the model has {vocabulary} tokens)"
         for place, listed in numbers.items()
@@ -111,12 +111,12 @@ def speech_of(
     return Speech(tokenizer, template, tool_template, named, ends, drawn, licences, ignored)
 
 
-def _text_ends(said: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
+def _text_ends(claims: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
     """The tokens that end a text, from all sources. Files write numbers beyond the vocabulary for none."""
     added = made.get_added_tokens_decoder()
     controls = {number for number, token in added.items() if token.special}
     found: dict[int, list[str]] = {}
-    for place, listed in said.items():
+    for place, listed in claims.items():
         numbers = [number for number in listed if type(number) is int and 0 <= number < vocabulary]
         # an unadapted configuration has numbers of another vocabulary, which are plain text in this one
         for number in [each for each in numbers if each in controls] if found else numbers:

@@ -217,8 +217,8 @@ class LlamaArchitecture:
         rows = {"mlp_out": self.mlp_width, "attention_out": self.query_width, "qkv": self.width}
         for name, numbers in rows.items() if self.is_grouped else ():
             if numbers % GROUP:
-                said = f"rows of {name} have {numbers} numbers, but {WEIGHT_WORDS[self.weights]} need multiples of"
-                raise ShapeError(f"architecture: {said} {GROUP}; bfloat16 and float32 take any")
+                message = f"rows of {name} have {numbers} numbers, but {WEIGHT_WORDS[self.weights]} need multiples of"
+                raise ShapeError(f"architecture: {message} {GROUP}; bfloat16 and float32 take any")
 
     @property
     def is_grouped(self) -> bool:

@@ -57,7 +57,7 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
     return np.maximum(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), IMPOSSIBLE_NATS)
 
 
-def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def most_likely(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """The `count` most likely tokens, the likeliest first; among equals, the lower numbers. nats: (vocabulary,)."""
     count = min(count, len(nats))
     if not count:
@@ -186,11 +186,11 @@ class Shaping:
         most, probs = self.top_k or len(row), np.exp(row - row.max())
         share = np.inf
         if self.top_p < 1:
-            share = self.top_p * (probs[likeliest(row, most)] if most < len(row) else probs).sum()
+            share = self.top_p * (probs[most_likely(row, most)] if most < len(row) else probs).sum()
         # Sorting a whole vocabulary takes longer than computing a small stage, and few tokens are kept.
         some = FEW
         while True:
-            tokens = likeliest(row, min(some, most))
+            tokens = most_likely(row, min(some, most))
             within = 1 + int((np.cumsum(probs[tokens])[:-1] < share).sum())
             kept = min(within, int((probs[tokens] >= self.min_p).sum()))
             if kept < len(tokens) or some >= min(most, len(row)):

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SCHEME = "onesweep://"
 HOST, ROUTER, CLIENT = "host", "router", "client"
 ROLES = (HOST, ROUTER, CLIENT)
-HOSTS_MAY = frozenset({"Describe", "Push", "Warm"})  # calls between hosts; all others are for routers
+HOST_METHODS = frozenset({"Describe", "Push", "Warm"})  # calls between hosts; all others are for routers
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def check_caller(peer: Identity | None, method: str, request: object) -> None:
     shown = peer.uri if peer else "not of a kind that onesweep knows"
     if peer is None or peer.role not in (HOST, ROUTER):
         raise permission_denied(f"your certificate is {shown}: a stage server accepts only hosts and routers")
-    if peer.role == HOST and method not in HOSTS_MAY:
+    if peer.role == HOST and method not in HOST_METHODS:
         raise permission_denied(f"your certificate is {shown}: {method} is only for routers")
     # a router subscribes as NAME.INSTANCE: results must not reach a router of another name
     if isinstance(request, stage_pb2.SubscribeRequest) and request.router.rpartition(".")[0] != peer.name:

@@ -81,11 +81,11 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
     if match is None or int(match[2]) > 65535:
-        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_instead(text)}")
+        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_suggestion(text)}")
     return match[1].strip("[]"), int(match[2])
 
 
-def _instead(text: str) -> str:
+def _suggestion(text: str) -> str:
     """The likely intended address for a URL, or for IPv6 without brackets, as the end of a sentence."""
     bare = re.sub(r"^[a-z]+://|/.*$", "", text)
     if bare != text:
@@ -231,8 +231,8 @@ async def _write(context: Context, response: object) -> None:
             with ignoring_ended_call():
                 await context.write(response)
     except TimeoutError:
-        said = f"the answer was not read for {UNREAD_S:g} s: read it as it arrives"
-        raise StatusError(grpc.StatusCode.CANCELLED, said) from None
+        message = f"the answer was not read for {UNREAD_S:g} s: read it as it arrives"
+        raise StatusError(grpc.StatusCode.CANCELLED, message) from None
 
 
 def new_server(
@@ -363,8 +363,8 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
                 await changed.wait()
                 changed.clear()
         except TimeoutError:
-            said = f"the last status was not read within {WRITE_S:g} s"
-            raise StatusError(grpc.StatusCode.CANCELLED, said) from None
+            message = f"the last status was not read within {WRITE_S:g} s"
+            raise StatusError(grpc.StatusCode.CANCELLED, message) from None
         finally:
             self._watchers.discard(changed)
 

@@ -39,7 +39,7 @@ OPENING_BYTES, OPENING_MS, OPENING_PART = tuple(1 << power for power in range(15
 # The quickest of this many keep-warm messages gives the link's round trip: others may have waited for a processor.
 RECENT = 8
 # The greatest delay of an answer fades by this with each later answer: half is left after about ten seconds.
-LATE_FADES = 0.99
+LATE_DECAY = 0.99
 # One call per hop took 0.5 ms there and back and 0.6 ms of processor time; a message on an open stream, half of that.
 BATCH_BYTES = 1 << 20  # a batch takes hops until it has this many bytes
 # and about this many, evenly divided: the next host begins with the first while this one still works on the others, and
@@ -162,7 +162,7 @@ class Relay:
             self.rtt_ms = (monotonic() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
             waited_s = monotonic() - self.asked_at if self.asked_at is not None else 0.0
-            self.late_ms, self.asked_at = max(waited_s * 1000, LATE_FADES * self.late_ms), None
+            self.late_ms, self.asked_at = max(waited_s * 1000, LATE_DECAY * self.late_ms), None
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()
@@ -234,7 +234,7 @@ class Relay:
             self._streamer.cancel()  # it would wait for the old connection to come back
 
     @property
-    def least_rtt_ms(self) -> float | None:
+    def min_rtt_ms(self) -> float | None:
         """Least round trip of the last few keep-warm messages; None while the host does not answer."""
         return min(self._rtts_ms, default=None)
 
@@ -257,8 +257,8 @@ class Relay:
                     continue
                 for rejection in ack.rejections:
                     if rejection.index < len(handovers):
-                        said = f"{self.host} refused: {rejection.message}"
-                        refused = StatusError.numbered(rejection.code, said, rejection.retry_after_ms or None)
+                        status_message = f"{self.host} refused: {rejection.message}"
+                        refused = StatusError.numbered(rejection.code, status_message, rejection.retry_after_ms or None)
                         handovers[rejection.index].settle(refused)
                 for handover in handovers:
                     if self.meter is not None:
@@ -349,8 +349,8 @@ class Relay:
     def loss(self, error: grpc.aio.AioRpcError) -> str:
         """The reason why a call that should last forever ended."""
         refusal = self.refusal(error, monotonic())
-        is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
-        return refusal.message if is_said else printable(error.details() or error.code().name, newline=" ")
+        explained = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
+        return refusal.message if explained else printable(error.details() or error.code().name, newline=" ")
 
     def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> StatusError:
         """The error for a failed call. `begin`: its start, by the performance counter."""

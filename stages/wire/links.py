@@ -42,7 +42,7 @@ DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
 ROUTER_NAME = "router"
 TO_KEY = "onesweep-to"  # metadata of Carry: the target of a new pipe; PIPE_KEY identifies the pipe
 KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
-MAX_TOLD = 16  # addresses of one machine that are announced
+MAX_ANNOUNCED = 16  # addresses of one machine that are announced
 PROXY_S, MAX_UNKNOWN = 5.0, 64  # for a connection to the proxy to state its request; most such connections
 # Time to try each way. Together less than gRPC allows an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
@@ -99,7 +99,7 @@ class LinkProxy:
             if self._said.get(name) != refusal.message:  # gRPC retries again and again
                 log.info("no route to %s: %s", name, refusal.message)
             self._said[name] = refusal.message
-            if not local.is_told:
+            if not local.is_answered:
                 is_gone = refusal.code is grpc.StatusCode.NOT_FOUND
                 writer.write(b"HTTP/1.1 410 Gone\r\n\r\n" if is_gone else b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
@@ -126,20 +126,20 @@ class LinkProxy:
         """The machine that a request asks for; empty for a stranger's request."""
         line, *fields = head.decode("latin-1").split("\r\n")
         said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
-        due = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
+        credentials = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
         shown = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}
-        is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {due}".encode())
+        is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {credentials}".encode())
         return said[1] if said and is_ours else ""
 
 
 class _Answered(SocketPipe):
     """A connection to the proxy. It sends word that the way is open before reading the first bytes."""
 
-    is_told = False
+    is_answered = False
 
     async def read(self) -> bytes:
-        if not self.is_told:
-            self.is_told = True
+        if not self.is_answered:
+            self.is_answered = True
             self.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         return await super().read()
 
@@ -157,7 +157,7 @@ class MachineLinks:
         Raises InputError for certificate files that fail a handshake.
         """
         self.name, self.tls, self.own, self._addresses = name, tls, own, addresses
-        self.told: tuple[str, ...] = ()
+        self.announced: tuple[str, ...] = ()
         self.awaited = AwaitedPipes()  # type: ignore[abstract]
         self.attends = False
         tls.read()
@@ -179,9 +179,9 @@ class MachineLinks:
             address = self._rendezvous[at % len(self._rendezvous)]
             channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
             stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-            self.told = tuple(self._addresses())[:MAX_TOLD]  # a laptop may have moved by now
+            self.announced = tuple(self._addresses())[:MAX_ANNOUNCED]  # a laptop may have moved by now
             try:
-                async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
+                async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.announced)):
                     if not self.attends:
                         self._kinds.clear()  # it may be a new process
                         log.info("%s: connected to the rendezvous at %s", self.name, address)
@@ -270,11 +270,11 @@ class MachineLinks:
     @contextlib.asynccontextmanager
     async def _reversed(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str) -> AsyncIterator[Pipe | None]:
         """A pipe that the machine opens to this one; None if it does not. :param name: empty: ask no machine."""
-        if not name or not self.told:
+        if not name or not self.announced:
             yield None
             return
         async with self.awaited.awaited() as (pipe, found):
-            await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.told), timeout=NOTICE_S)
+            await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.announced), timeout=NOTICE_S)
             await asyncio.wait([found], timeout=REVERSE_S)
             yield found.result() if found.done() else None
 
@@ -320,7 +320,7 @@ class MachineLinks:
 
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
-        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_TOLD]]
+        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_ANNOUNCED]]
         try:
             for probe in asyncio.as_completed(probes, timeout=PROBE_S):
                 with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):

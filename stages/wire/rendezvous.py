@@ -24,11 +24,11 @@ from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import KEEPALIVE, CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
-from stages.wire.links import KINDS, MAX_TOLD, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
+from stages.wire.links import KINDS, MAX_ANNOUNCED, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
 from stages.wire.pipes import (
-    NOBODY_WAITS,
     PIECE_BYTES,
+    PIPE_NOT_AWAITED,
     WINDOW_OPTIONS,
     AwaitedPipes,
     Pipe,
@@ -36,7 +36,7 @@ from stages.wire.pipes import (
     ServedPipe,
     splice,
 )
-from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
+from stages.wire.secret_files import file_lock, make_private_directory, read_file, write_file
 from stages.wire.status import Context, StatusError, already_exists, exhausted, invalid, not_found, unavailable
 from stages.wire.tickets import Invitations
 from stages.wire.tls import Security, Tls
@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 # Between renewals of its own certificate, checks for revoked machines, and records of relayed bytes.
-RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
-TROUBLE_S = 3600.0  # until damaged files are checked again
+RENEW_S, LOOK_S, RECORD_PAUSE_S = 5 * 86400.0, 1.0, 5.0
+ERROR_PAUSE_S = 3600.0  # until damaged files are checked again
 STOP_S = 0.5  # time for calls to end by themselves
 CLOCK_S = 240.0  # largest error of a machine's clock: certificates are valid from five minutes before
 MAX_MACHINES, MAX_CALLS = 64, 256  # in a run; incomplete calls of one machine at once
@@ -111,7 +111,7 @@ class RunDirectory:
 
     def keep(self, name: str, machine: Machine | None) -> None:
         """Record a machine that joined, or (None) remove one. Raises InputError."""
-        with lock_beside(self._machines):
+        with file_lock(self._machines):
             there = self.machines() | ({name: machine} if machine else {})
             record = {each.name: each.sha256 for each in there.values() if machine or each.name != name}
             write_file(self._machines, json.dumps(record, indent=1).encode())
@@ -167,30 +167,30 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             await server.stop(STOP_S)
 
     async def _renew(self) -> None:
-        renewed_at = told_at = monotonic()
+        renewed_at = recorded_at = monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                self.let_go(self.machines.keys() - self.run.machines().keys())
+                self.remove_machines(self.machines.keys() - self.run.machines().keys())
                 if monotonic() - renewed_at > RENEW_S:
                     renewed_at = monotonic()
                     self.run.renew()
-                if RELAYED in self.kinds.values() and monotonic() - told_at > TOLD_S:
-                    told_at = monotonic()
-                    self.tell()
+                if RELAYED in self.kinds.values() and monotonic() - recorded_at > RECORD_PAUSE_S:
+                    recorded_at = monotonic()
+                    self.write_links()
             except InputError as error:
                 log.warning("cannot update the run's files: %s", error)
-                await asyncio.sleep(TROUBLE_S)
+                await asyncio.sleep(ERROR_PAUSE_S)
 
-    def let_go(self, names: Iterable[str]) -> None:
+    def remove_machines(self, names: Iterable[str]) -> None:
         """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
             machine = self.machines.pop(name)
             machine.dismiss()
-            self.tell()
+            self.write_links()
             self._say(f"{name} was removed")
 
-    def tell(self) -> None:
+    def write_links(self) -> None:
         """Record, for commands on this machine, the proxy that dials machines, and their links. Raises InputError."""
         kinds = [[*pair, kind] for pair, kind in self.kinds.copy().items()]
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
@@ -217,11 +217,11 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 raise self._refusal("Enrol", f"{problem}: ask for another one from `onesweep invite`")
             name = check_machine(invitation.name or request.name)
             if request.insists and name != request.name:
-                said = f"this ticket is for a machine named {name}: omit --name, or ask for another ticket"
-                raise invalid(said)
+                message = f"this ticket is for a machine named {name}: omit --name, or ask for another ticket"
+                raise invalid(message)
             if name in self.machines or name == ROUTER_NAME:
-                said = f"a machine named {name} has already joined: choose another --name"
-                raise already_exists(said)
+                message = f"a machine named {name} has already joined: choose another --name"
+                raise already_exists(message)
             if len(self.machines) >= MAX_MACHINES:
                 raise exhausted(f"{MAX_MACHINES} machines have joined, which is the limit", 60_000)
             own = secrets.token_urlsafe(32)
@@ -268,7 +268,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self.kinds[machine.name, target.name] = kind
             if self.announces:
                 self._say(f"link {machine.name} to {target.name}: {kind}{before and f' (it was {before})'}")
-            self.tell()
+            self.write_links()
         return join_pb2.ReachResponse(addresses=target.addresses)
 
     async def Carry(  # type: ignore[override]  # it writes as it goes
@@ -281,7 +281,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             await self._join(own, target, machine.name)
             return
         if not await self._awaited.open(metadata, machine.name, own):
-            raise self._refusal("Carry", NOBODY_WAITS, grpc.StatusCode.NOT_FOUND)
+            raise self._refusal("Carry", PIPE_NOT_AWAITED, grpc.StatusCode.NOT_FOUND)
 
     # The router's own way
 
@@ -316,8 +316,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def _reachable(self, machine: Machine, name: str) -> Machine:
         """The machine called `name`. Raises StatusError if it is not `machine`'s neighbour, or does not attend."""
         if name not in self.neighbours.get(machine.name, ()):
-            said = f"{quoted(name)} is not a neighbour of {machine.name}"
-            raise self._refusal("Reach", said, grpc.StatusCode.PERMISSION_DENIED)
+            message = f"{quoted(name)} is not a neighbour of {machine.name}"
+            raise self._refusal("Reach", message, grpc.StatusCode.PERMISSION_DENIED)
         return self._present(name)
 
     def _present(self, name: str) -> Machine:
@@ -355,14 +355,14 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
 
 def _secret_of(metadata: Mapping[str, Any]) -> str:
-    said = metadata.get(HEADER, "")
-    return said.removeprefix(SCHEME) if isinstance(said, str) else ""
+    header = metadata.get(HEADER, "")
+    return header.removeprefix(SCHEME) if isinstance(header, str) else ""
 
 
 def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
     """The addresses, checked. Raises StatusError for an invalid one."""
-    if len(addresses) > MAX_TOLD:
-        raise invalid(f"a machine can have at most {MAX_TOLD} addresses")
+    if len(addresses) > MAX_ANNOUNCED:
+        raise invalid(f"a machine can have at most {MAX_ANNOUNCED} addresses")
     try:
         for address in addresses:
             parse_address(address)

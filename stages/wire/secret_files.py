@@ -92,7 +92,7 @@ def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
 
 
 @contextmanager
-def lock_beside(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Keep other commands from changing the files next to `path` between reading and writing. Raises InputError."""
     with file_errors(InputError, f"cannot write {path}"):
         handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -112,8 +112,8 @@ def call_metadata(error: grpc.RpcError) -> dict[str, str]:
 
 def retry_after_ms(metadata: Mapping[str, str]) -> int | None:
     """The retry time that a server named, in milliseconds; None if it is not a number."""
-    said = metadata.get(RETRY_AFTER, "")
-    return int(said) if re.fullmatch("[0-9]{1,9}", said) else None
+    delay_ms = metadata.get(RETRY_AFTER, "")
+    return int(delay_ms) if re.fullmatch("[0-9]{1,9}", delay_ms) else None
 
 
 def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:

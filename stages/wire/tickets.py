@@ -33,7 +33,7 @@ from stages.wire.certificates import key_fingerprint, make_request
 from stages.wire.channel import parse_address
 from stages.wire.links import ROUTER_NAME, link_name
 from stages.wire.messages import PROTOCOL
-from stages.wire.secret_files import PUBLIC, lock_beside, read_file, write_file
+from stages.wire.secret_files import PUBLIC, file_lock, read_file, write_file
 from stages.wire.tls import LOOPBACK_ONLY, Tls, handshake_problem
 from stages.wire.tokens import token_hash, token_metadata
 
@@ -131,13 +131,13 @@ class Invitations:
         secret = secrets.token_urlsafe(SECRET_BYTES)
         digest = token_hash(secret)
         made = Invitation(digest[:ID_DIGITS], digest, uses, time.time() + days * DAY_S, name)
-        with lock_beside(self.path):
+        with file_lock(self.path):
             self._write([*(each for each in self.all() if time.time() < each.until + MAX_DAYS * DAY_S), made])
         return made, secret
 
     def revoke(self, id: str) -> None:
         """Revoke an invitation."""
-        with lock_beside(self.path):
+        with file_lock(self.path):
             self._write([replace(each, revoked=each.revoked or each.id == id) for each in self.all()])
 
     def find(self, secret: str) -> Invitation | None:
@@ -147,7 +147,7 @@ class Invitations:
 
     def use(self, used: Invitation) -> None:
         """Book a use of an invitation."""
-        with lock_beside(self.path):
+        with file_lock(self.path):
             self._write([replace(each, uses=each.uses - (each.id == used.id)) for each in self.all()])
 
     def _write(self, all_: Sequence[Invitation]) -> None:
@@ -220,8 +220,8 @@ def enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Join
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.ALREADY_EXISTS and not is_given and f" {name} " in details:  # a ticket may name it
             return None
-        said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
-        if code in said:
+        explained = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
+        if code in explained:
             raise InputError(details) from None
         problem = handshake_problem(details, LOOPBACK_ONLY) or f"refused this machine: {details}"
         raise ServiceError(f"the router at {address} {problem}") from None

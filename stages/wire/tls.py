@@ -102,8 +102,8 @@ class Tls:
         identity = certificate.identity
         if identity is None or identity.role not in roles:
             shown = identity.uri if identity else "no role of onesweep"
-            due = " or ".join(roles)
-            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {due} NAME`")
+            role = " or ".join(roles)
+            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {role} NAME`")
         return certificate
 
 
@@ -197,18 +197,18 @@ def check_authority(path: Path, raw: bytes) -> None:
 
 def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     """Show a certificate to a peer in memory that trusts `authority`. Raises InputError with the peer's reason."""
-    shower, viewer = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shower.check_hostname, shower.verify_mode = False, ssl.CERT_NONE
-    viewer.verify_mode = ssl.CERT_REQUIRED
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    server.verify_mode = ssl.CERT_REQUIRED
 
     def no_password() -> str:
         raise InputError(f"{key} has a password, which no one is there to type: store it without one, chmod 600")
 
     try:
-        viewer.load_verify_locations(authority)
-        for context in (shower, viewer):
+        server.load_verify_locations(authority)
+        for context in (client, server):
             context.load_cert_chain(certificate, key, no_password)
-        shown = _shown(shower, viewer)
+        shown = _shown(client, server)
     except ssl.SSLCertVerificationError as error:
         raise InputError(f"{certificate} is refused: {_reason(error.verify_message, authority)}") from None
     except ssl.SSLError as error:
@@ -221,10 +221,10 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     return Certificate(Identity.of(uris), datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC))
 
 
-def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
+def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
     """The certificate as the viewer sees it after a handshake."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (shower.wrap_bio(back, there), viewer.wrap_bio(there, back, server_side=True))
+    sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
     for side in sides * ROUND_TRIPS:
         try:
             side.do_handshake()
@@ -233,14 +233,14 @@ def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
     return sides[1].getpeercert() or {}
 
 
-def _reason(said: str, authority: Path) -> str:
-    if "expired" in said:
+def _reason(problem: str, authority: Path) -> str:
+    if "expired" in problem:
         return "it has expired; renew it with `onesweep certs renew`"
-    if "not yet valid" in said:
+    if "not yet valid" in problem:
         return "it is not valid yet; check that the clocks are right"
-    if "issuer" in said or "self-signed" in said or "signature" in said:
+    if "issuer" in problem or "self-signed" in problem or "signature" in problem:
         return f"it was not issued by the authority in {authority}; give two from the same `onesweep certs`"
-    return said
+    return problem
 
 
 def handshake_problem(details: str, security: Security) -> str:
@@ -256,11 +256,11 @@ def handshake_problem(details: str, security: Security) -> str:
     if "handshake failed" in details:
         return f"and this side have no TLS version in common ({details})"
     if any(mark in details for mark in CLOSED):
-        return _after_our_part(security)
+        return _closed_handshake_reason(security)
     return ""
 
 
-def _after_our_part(security: Security) -> str:
+def _closed_handshake_reason(security: Security) -> str:
     """The likely reason why a peer silently closed the connection after our part of the handshake."""
     tls = security.tls
     if tls is None:

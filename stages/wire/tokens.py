@@ -83,7 +83,7 @@ class Key:
         return scope in self.scopes or ADMIN in self.scopes
 
 
-ANYBODY = Key("anybody")  # the caller of a server without tokens
+ANONYMOUS = Key("anybody")  # the caller of a server without tokens
 
 
 class Keyring:
@@ -111,8 +111,8 @@ class Keyring:
         Raises StatusError: UNAUTHENTICATED, or PERMISSION_DENIED without the scope.
         """
         if self.path is None:
-            return ANYBODY
-        self._read_again(self.path)
+            return ANONYMOUS
+        self._reload(self.path)
         shown = next((value for name, value in metadata or () if name == HEADER), None)
         if shown is None:
             raise _unauthenticated(
@@ -125,8 +125,8 @@ class Keyring:
         if found is None:
             raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
         if not found.may(scope):
-            said = f"key {found.name} lacks scope {scope}: it has only {', '.join(found.scopes)}"
-            raise permission_denied(said)
+            message = f"key {found.name} lacks scope {scope}: it has only {', '.join(found.scopes)}"
+            raise permission_denied(message)
         return found
 
     def _shares(self, path: Path) -> dict[str, Key]:
@@ -134,7 +134,7 @@ class Keyring:
             log.warning("%s has no keys: no one has access until `onesweep token add` writes one", path)
         return {key.sha256: key.share(self.routers) for key in keys}
 
-    def _read_again(self, path: Path) -> None:
+    def _reload(self, path: Path) -> None:
         stamp = stamp_of(path)
         if stamp == self._stamp:
             return

@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from stages.errors import InputError
-from stages.wire.secret_files import lock_beside
+from stages.wire.secret_files import file_lock
 from stages.wire.status import StatusError
-from stages.wire.tokens import ANYBODY, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
+from stages.wire.tokens import ANONYMOUS, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
 from tests.serving.conftest import Run
 
 DIGEST = "0" * 64
@@ -54,7 +54,7 @@ def test_who_is_nobody(path: Path, metadata: tuple[tuple[str, str | bytes], ...]
 
 def test_each_token_has_a_space_of_its_own_in_prefix_memory() -> None:
     spaces = [replace(ALICE, sha256=token_hash(new_token())).space("paris") for _ in range(2)]
-    spaces += [ANYBODY.space(router) for router in ("", "paris")]
+    spaces += [ANONYMOUS.space(router) for router in ("", "paris")]
     assert len({*spaces, ALICE.space("")}) == 5
     assert {len(space) for space in spaces} == {16}
     assert ALICE.space("") == replace(ALICE, name="alice2").space("paris"), "at any router, after any restart"
@@ -108,7 +108,7 @@ def test_who_could_read_the_file_still_can(path: Path, before: int, after: int) 
 
 def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
     command = [sys.executable, "-P", "-m", "serving.cli", "token", "add", "bob", "--tokens", str(path)]
-    with lock_beside(path):
+    with file_lock(path):
         adding = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with pytest.raises(subprocess.TimeoutExpired):
             adding.wait(3)

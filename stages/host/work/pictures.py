@@ -69,10 +69,10 @@ class PictureWork(HopWork):
         self._results.append(result)
         if not self._pieces:
             out, self._results = torch.cat(self._results), []
-            self._go_on(out)
+            self._continue(out)
 
     @abstractmethod
-    def _go_on(self, out: Tensor) -> None:
+    def _continue(self, out: Tensor) -> None:
         """Continue with the result of `_evaluate`, (evaluations, tokens, numbers)."""
 
     def _evaluate(self, piece: PicturePiece) -> None:
@@ -111,7 +111,7 @@ class DrawWork(PictureWork):
         )
         self._evaluate(self._trajectory.piece())
 
-    def _go_on(self, out: Tensor) -> None:
+    def _continue(self, out: Tensor) -> None:
         trajectory = self._trajectory
         trajectory.supply(out)
         if not trajectory.done:
@@ -153,7 +153,7 @@ class DenoiseWork(PictureWork):
         classes = self.plan.conditions(self.architecture)
         self._evaluate(PicturePiece(x, self._trajectory.sigma, classes))
 
-    def _go_on(self, out: Tensor) -> None:
+    def _continue(self, out: Tensor) -> None:
         if self._stage == self.architecture.parts - 1:
             self._step(out)
         elif self._left:

@@ -24,7 +24,7 @@ from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, DraftTree, are_depths, tree_positions
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
-from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
+from stages.model.scoring import MAX_LOGITS, log_probabilities, most_likely
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import invalid
@@ -255,7 +255,7 @@ class SampleWork(ReadWork):
         """Add ln p of a drawn token, and of the `count` most likely ones. row: logits, (1, vocabulary)."""
         # of the model alone, without the request's temperature, penalties and filters
         nats, vocabulary = log_probabilities(row, 1.0)[0], self.session.vocabulary
-        top = likeliest(nats, count)
+        top = most_likely(nats, count)
         logprobs.nats += nats[vocabulary.tokens(token)].astype("<f4").tobytes()
         logprobs.top_tokens += vocabulary.encode(top)
         logprobs.top_nats += nats[top].astype("<f4").tobytes()

@@ -184,7 +184,7 @@ def test_the_ring_changes_while_it_serves(
             asked = pool.submit(texts, stop)
             try:
                 serve.expect("the ring is now: .*oslo")
-                oslo.expect("bytes from the local copy")
+                oslo.expect("bytes from local copy")
                 (twin,) = {*until(lambda: {*holders("oslo")} - {"oslo"}, WITHIN_S)}
                 leaver = next(each for each in machines if each.log.stem == twin)
                 leaver.end()

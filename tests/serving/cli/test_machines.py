@@ -213,7 +213,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     shown = re.fullmatch(r"ticket (\w+) +lima  1 use  until 20..-..-.. at ..:.. UTC", ticket_line)
     assert shown[1] in made.err
     assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
-    assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
+    assert waited(lambda: rendezvous.remove_machines({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "not there: tokyo" in said[-1]
     rendezvous.machines["oslo"].notices = None
     said.clear()
@@ -275,7 +275,7 @@ def test_a_machine_of_the_ring_may_be_away_for_a_minute(
     assert ring._situation() == ({"paris"}, {"paris"})
     ring.topology, rendezvous.machines["tokyo"].notices = ring._topology({"tokyo": (0,)}), asyncio.Queue()
     ring._situation()
-    rendezvous.let_go(["tokyo"])
+    rendezvous.remove_machines(["tokyo"])
     assert ring._situation() == ({"paris"}, {"paris"}), "who is let go is not waited for"
     rendezvous.machines["paris"].leaving = True
     assert ring._situation() == (set(), set()), "one that says so goes at once"

@@ -36,7 +36,7 @@ def raw(contents: ReleaseManifest, path: str) -> bytes:
 
 
 def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
-    for path in intake.wanted:
+    for path in intake.missing:
         data = raw(contents, path)
         intake.write(path, data[:1000])
         intake.write(path, data[1000:])
@@ -49,8 +49,8 @@ def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManife
         with pytest.raises(ServiceError, match="9 free, and 67108864 must stay free; free some"):
             store.begin(contents, of_block_1)
     intake = store.begin(contents, of_block_1)
-    assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
-    assert len(intake.wanted) == 2
+    assert {path.split("-")[0] for path in intake.missing} == {"chain/block", "ar/stage"}
+    assert len(intake.missing) == 2
     assert store.path(contents.name) is None
     fill(intake, contents)
     place = store.path(contents.name)
@@ -60,19 +60,19 @@ def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManife
 
 def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
     fill(store.begin(contents, of_block_1), contents)
-    assert not store.begin(contents, of_block_1).wanted
+    assert not store.begin(contents, of_block_1).missing
     mixed = ReleaseManifest(
         {**contents.manifests, "scorer": contents.manifests["ar"]}, directories=contents.directories
     )
-    assert [path.split("/")[0] for path in store.begin(mixed, of_block_1).wanted] == ["scorer"]
+    assert [path.split("/")[0] for path in store.begin(mixed, of_block_1).missing] == ["scorer"]
     store.remove_others([])
     intake = store.begin(contents, of_block_1)
-    first, second = intake.wanted
+    first, second = intake.missing
     intake.write(first, raw(contents, first))
-    assert list(store.begin(contents, of_block_1).wanted) == [second], "after a break it continues where it was"
+    assert list(store.begin(contents, of_block_1).missing) == [second], "after a break it continues where it was"
     store.begin(contents, of_block_1).write(second, raw(contents, second)[:1000])
     again = store.begin(contents, of_block_1)
-    assert again.asked == [f"{second}@1000"]
+    assert again.requests == [f"{second}@1000"]
     with pytest.raises(CheckpointError, match="was not requested"):
         again.write(f"{second}@999", b"x")
     again.write(f"{second}@1000", raw(contents, second)[1000:])
@@ -84,7 +84,7 @@ def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest,
     for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
         with pytest.raises(CheckpointError, match="was not requested"):
             intake.write(path, b"x")
-    path, part = next(iter(intake.wanted.items()))
+    path, part = next(iter(intake.missing.items()))
     with pytest.raises(CheckpointError, match="has more than"):
         intake.write(path, bytes(part.bytes + 1))
     with pytest.raises(CheckpointError, match="SHA-256"):
@@ -114,7 +114,7 @@ def test_a_release_takes_the_place_of_its_damaged_self(store: ReleaseStore, cont
     (spoilt,) = (place / "ar").glob("stage-1-*")
     spoilt.write_bytes(bytes(spoilt.stat().st_size))
     intake = store.begin(contents, of_block_1)
-    assert list(intake.wanted) == [f"ar/{spoilt.name}"]
+    assert list(intake.missing) == [f"ar/{spoilt.name}"]
     fill(intake, contents)
     assert spoilt.read_bytes() == raw(contents, f"ar/{spoilt.name}")
     assert len(list(place.rglob("*.safetensors"))) == 2
@@ -128,8 +128,8 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     intake = store.begin(contents, of_block_1)
     fill(intake, contents)
     place = store.path(contents.name)
-    due = {intake.coming / path.relative_to(place) for path in place.rglob("*")}
-    assert {*synced} == due | {intake.coming, store.directory}
+    due = {intake.incoming / path.relative_to(place) for path in place.rglob("*")}
+    assert {*synced} == due | {intake.incoming, store.directory}
 
 
 def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: ReleaseManifest) -> None:

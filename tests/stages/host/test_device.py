@@ -136,7 +136,7 @@ def test_a_gpu_is_taken_where_it_computes_the_model(tmp_path: Path, monkeypatch:
         device_for("cuda", four_bits)
     gpus(monkeypatch, 0)
     assert device_for("auto", float32).type == "cpu"
-    with pytest.raises(InputError, match=r"there is no device cuda here: PyTorch .* sees no GPU"):
+    with pytest.raises(InputError, match=r"there is no device cuda here: PyTorch .* sees no usable GPU"):
         device_for("cuda", float32)
 
 

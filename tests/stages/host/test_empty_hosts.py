@@ -71,7 +71,7 @@ def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:
         async with open_channel(address) as channel:
             stub = stage_pb2_grpc.StageServiceStub(channel)
             async for response in stub.Store(transfer.requests()):
-                transfer.hear(response)
+                transfer.on_response(response)
             await stub.Load(stage_pb2.LoadRequest(release=contents.name, assignment=assignment))
         return sent
 

@@ -40,7 +40,7 @@ async def test_hops_that_wait_for_company_begin_with_it(parts: Parts, monkeypatc
     async with open_host(parts, working=False) as host:
         begun, waits_s = list[int](), iter([PATIENCE_S, 2 * PATIENCE_S, 0.0, 0.0])
         monkeypatch.setattr(host.scheduler, "go", lambda: begun.append(len(host.scheduler)) or [])
-        monkeypatch.setattr(hosts, "company_wait_s", lambda *args: next(waits_s))
+        monkeypatch.setattr(hosts, "batching_wait_s", lambda *args: next(waits_s))
         for name in "abcd":
             host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[hop(host, name)]))
         assert begun == [3, 4]

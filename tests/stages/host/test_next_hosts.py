@@ -44,7 +44,7 @@ async def test_one_of_several_is_enough(addresses: list[str]) -> None:
         await eventually(lambda: not links.problem)
         assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
         await eventually(lambda: "cannot be reached" in links.relays[1].problem)
-        assert links.to(addresses[0]).least_rtt_ms is not None
+        assert links.to(addresses[0]).min_rtt_ms is not None
 
 
 async def test_they_change_while_in_use(addresses: list[str]) -> None:

@@ -118,7 +118,7 @@ def test_bfloat16_takes_half_and_loses_almost_nothing(
     matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
     assert abs(saved - 2 * matrices) < 100
     assert 0 < error < 0.02
-    monkeypatch.setattr(packed_llama, "LARGEST_HALF", 0.0)
+    monkeypatch.setattr(packed_llama, "MAX_HALF", 0.0)
     with pytest.raises(CheckpointError, match="values beyond 65504: import the model with --weights float32"):
         runners(tmp_path / "bfloat16")
 
@@ -133,7 +133,7 @@ def test_8_bits_take_a_quarter_and_lose_almost_nothing(
     assert 0 < error < 0.01
     assert record(tmp_path / "q8")["ar"]["parameters"] == record(tmp_path / "float32")["ar"]["parameters"]
     monkeypatch.setattr(onnx, "SCALE_ERROR", 0.0)
-    onnx.fewest_rows.cache_clear()
+    onnx.min_rows.cache_clear()
     with pytest.raises(CheckpointError, match="multiplies 8-bit weights wrongly"):
         runners(tmp_path / "q8")
 
@@ -163,7 +163,7 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
         assert out.exists() == bool(stored), "what cannot be is refused before the model is read"
         if stored:
             plans = [plan_host(out, (block,)) for block in range(2)]
-            assert [plan.near for plan in plans] == [out / "local"] * 2
+            assert [plan.draft_model for plan in plans] == [out / "local"] * 2
             assert read_manifest(out / "local").architecture.weights == stored
             first, last = (load_parts(plan).ar_drafter for plan in plans)
             assert first is None

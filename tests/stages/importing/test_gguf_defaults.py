@@ -131,7 +131,7 @@ def test_a_factor_alone_is_linear_scaling(source: Callable[..., Source], said: d
 def test_what_an_architecture_leaves_unsaid(architecture: str, name: str, value: object) -> None:
     silent = GgufSource.__new__(GgufSource)
     silent._name, silent._fields = architecture, {}
-    assert silent._says(name, None) == value
+    assert silent._metadata_value(name, None) == value
 
 
 def test_templates_have_names(source: Callable[..., Source]) -> None:

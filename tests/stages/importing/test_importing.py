@@ -96,12 +96,12 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
         store = ReleaseStore(tmp_path / f"of-{source.name}")
         store.own_copy = partial(write_own_part, source)
         intake = store.begin(contents, lambda _, index: index == 1)
-        (asked,) = intake.asked
+        (asked,) = intake.requests
         path, _, begun = asked.partition("@")
         assert path == f"ar/{part.file}"
         raw = (tmp_path / "out" / part.file).read_bytes()
         assert (int(begun or 0) > 0) == (source == folder)
-        assert (intake.coming / path).exists() == (source == folder)
+        assert (intake.incoming / path).exists() == (source == folder)
         intake.write(asked, raw[int(begun or 0) :])
         intake.finish()
         assert (store.path(contents.name) / path).read_bytes() == raw
@@ -110,9 +110,9 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
     damaged.own_copy = lambda directory, index, path: path.write_bytes(raw[: end - 1] + bytes([raw[end - 1] ^ 1]))
     intake = damaged.begin(contents, lambda _, index: index == 1)
     with pytest.raises(StalePart):
-        intake.write(intake.asked[0], raw[end:])
+        intake.write(intake.requests[0], raw[end:])
     again = damaged.begin(contents, lambda _, index: index == 1)
-    assert again.asked == [path], "it is sent then"
+    assert again.requests == [path], "it is sent then"
     again.write(path, raw)
     assert "the local copy is not of the model that is served; fetching the file" in caplog.text
 

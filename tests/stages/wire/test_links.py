@@ -152,8 +152,8 @@ async def test_a_relayed_connection_changes_over_to_a_better_way(
                 await eventually(lambda pair=(here, there): run.rendezvous.kinds.get(pair) == "relayed")
                 # the one can be dialled from now on, the other can dial
                 opened = run.machines["b" if here == "a" else "c"]
-                opened.told = (f"127.0.0.1:{opened.own[1]}",)
-                run.rendezvous.machines["b"].addresses = opened.told if here == "a" else ()
+                opened.announced = (f"127.0.0.1:{opened.own[1]}",)
+                run.rendezvous.machines["b"].addresses = opened.announced if here == "a" else ()
                 due = "direct" if here == "a" else "reversed"
                 await eventually(lambda links=links, there=there: there not in links._ways)
                 while run.rendezvous.kinds[here, there] != due:
