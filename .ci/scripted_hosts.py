@@ -185,7 +185,7 @@ class StepTaker:
 class ScriptedRelay:
     """A way to a host, as `Relay` is one: it tells of hops that are refused or lost."""
 
-    least_rtt_ms, late_ms, asked_at = RTT_MS, 0.0, None
+    min_rtt_ms, late_ms, asked_at = RTT_MS, 0.0, None
     wake = staticmethod(bool)  # nothing cools down
 
     def __init__(self, network: Any, address: str, _: object = None, hop_timeout_s: float = 5.0, *__: object) -> None:  # noqa: ANN401

@@ -52,7 +52,7 @@ def check_device(name: str) -> str:
         raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {quoted(name)}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name != "cpu" and (torch.device(name).index or 0) >= count:
-        there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"
+        there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no usable GPU"
         raise ConfigError(f"there is no device {name} here: PyTorch {torch.__version__} sees {there}")
     return name
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ALIKE = 0.65  # from 0 to 1: below this, a guess at a word is more often wrong than right
+SIMILARITY_CUTOFF = 0.65  # from 0 to 1: below this, a guess at a word is more often wrong than right
 
 
 class OnesweepError(Exception):
@@ -80,7 +80,7 @@ def quoted(text: str) -> str:
 def regular(path: Path) -> Path:
     """`path`, to be opened. Raises CheckpointError for a FIFO, socket or device: opening it might wait forever."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise CheckpointError(f"{path} is no regular file: put the file itself there")
+        raise CheckpointError(f"{path} is not a regular file: put the file itself there")
     return path
 
 
@@ -91,7 +91,7 @@ def close_to(word: str, known: Iterable[str]) -> str:
     word = word.lstrip("-")  # dashes would make options similar
     names = {name.lstrip("-"): name for name in known if name.lstrip("-")[:1] == word[:1]}
     begun = [name for name in names if word and name.startswith(word)]
-    found = [names[name] for name in begun[:2] or difflib.get_close_matches(word, names, 2, ALIKE)]
+    found = [names[name] for name in begun[:2] or difflib.get_close_matches(word, names, 2, SIMILARITY_CUTOFF)]
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 

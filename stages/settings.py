@@ -52,8 +52,8 @@ _NOUNS: dict[Any, str] = {
     int: "whole number",
     float: "finite number",
     bool: "true or false",
-    str: "a text",
-    Path: "a text",
+    str: "a string",
+    Path: "a path",
 }
 _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
 _UNITS = {"s": "S", "ms": "MS", "mb": "MB"}
@@ -175,7 +175,7 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
     given: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise ConfigError(f"{where}: unknown setting {quoted(key)}{one_of(key, sorted(known), 'there are')}")
+            raise ConfigError(f"{where}: unknown setting {quoted(key)}{one_of(key, sorted(known), 'available:')}")
         if section := _section(known[key]):
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {key} must be a section [{key}]")
@@ -206,8 +206,8 @@ def check(settings: DataclassInstance, error: type[InputError] = ConfigError, wh
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            said = ",".join(map(str, value)) or "[]" if isinstance(value, tuple) else as_written(value)
-            raise error(f"{where}{f.name} must {expected}, not {said}")
+            shown_value = ",".join(map(str, value)) or "[]" if isinstance(value, tuple) else as_written(value)
+            raise error(f"{where}{f.name} must {expected}, not {shown_value}")
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:
@@ -229,7 +229,7 @@ class SetAction(argparse.Action):
     """`--set NAME=VALUE`, for a setting without a flag of its own."""
 
     def __init__(self) -> None:
-        super().__init__(["--set"], argparse.SUPPRESS, metavar="NAME=VALUE", help="a setting that has no flag; repeat")
+        super().__init__(["--set"], argparse.SUPPRESS, metavar="NAME=VALUE", help="a setting without a flag; repeat")
         self._fields: dict[str, tuple[Field[Any], Any, Any]] = {}
 
     def add(self, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401 - types
@@ -245,7 +245,7 @@ class SetAction(argparse.Action):
     ) -> None:
         name, equals, text = str(given).partition("=")
         if name not in self._fields:
-            raise InputError(f"--set: unknown setting {quoted(name)}{one_of(name, sorted(self._fields), 'there are')}")
+            raise InputError(f"--set: unknown setting {quoted(name)}{one_of(name, sorted(self._fields), 'available:')}")
         if not equals:
             raise InputError(f"--set {name} has no value: give --set {name}=VALUE")
         f, kind, entry = self._fields[name]
@@ -333,7 +333,7 @@ def _kind(cls: type[S], f: Field[Any]) -> tuple[Any, Any]:
 
 
 def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
-    """The rule for a field's values, for an error, such as "be a text"; None if the field accepts `value`."""
+    """The rule for a field's values, for an error, such as "be a string"; None if the field accepts `value`."""
     kind, entry = _kind(cls, f)
     bounds = f.metadata.get("bounds", Bounds())
     if kind is None or (value is None and "None" in str(f.type)):
@@ -345,7 +345,7 @@ def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
     if not isinstance(value, tuple):
         return f"be a list, each {_described(entry, bounds, 0)}"
     if not value and bounds != Bounds():
-        return "have an entry or more"
+        return "have at least one entry"
     wrong = [v for v in value if not _fits(v, entry, bounds)]
     return f"each be {_described(entry, bounds, wrong[0])}" if wrong else None
 

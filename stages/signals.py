@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 POLL_S = 0.02
-ASKED_TO_END = "asked to end by"  # in a server's log, before the name of the signal
+STOP_REQUESTED = "stop requested by"  # in a server's log, before the name of the signal
 
 # Tells a server that its standard input is a pipe from its parent: it ends with the parent, even a killed one.
 LIFELINE_VARIABLE = "ONESWEEP_LIFELINE"
@@ -145,7 +145,7 @@ def stop_on_signals() -> asyncio.Event:
     stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
 
     def begin_to_stop(by: str) -> None:
-        log.info("%s %s", ASKED_TO_END, by)
+        log.info("%s %s", STOP_REQUESTED, by)
         stop.set()
         loop.remove_reader(0)
         for number in numbers:
@@ -153,7 +153,7 @@ def stop_on_signals() -> asyncio.Event:
             signal.signal(number, signal.SIG_DFL)
 
     def end() -> None:  # the parent held the links to the machines: nothing under way could finish
-        begin_to_stop("the end of who started it")
+        begin_to_stop("the end of its parent process")
         signal.raise_signal(signal.SIGTERM)
 
     for number in numbers:
@@ -176,26 +176,26 @@ def start_ticks(pid: int) -> int:
 
 # Reserved for descriptors other than clients' connections: links to the router, files, name servers.
 RESERVED = 16
-SAID_EVERY_S = 60.0
+LOG_INTERVAL_S = 60.0
 # Libraries log these for every connection that they have no room for, or cannot read.
 _REPEATED = ("socket.accept() out of system resource", "Exceeded concurrency limit", "Invalid HTTP request received")
 
 
-class _Seldom(logging.Filter):
+class _RateLimitFilter(logging.Filter):
     """Passes each of those sentences once in SAID_EVERY_S, without its traceback."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.clock, self.said_at = clock, dict[str, float]()
+        self.clock, self.logged_at = clock, dict[str, float]()
 
     def filter(self, record: logging.LogRecord) -> bool:
         sentence = next((each for each in _REPEATED if str(record.msg).startswith(each)), None)
         if sentence is None:
             return True
-        if (now := self.clock()) - self.said_at.get(sentence, -SAID_EVERY_S) < SAID_EVERY_S:
+        if (now := self.clock()) - self.logged_at.get(sentence, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
             return False
-        self.said_at[sentence] = now
-        record.msg, record.args, record.exc_info = f"{sentence} (said once a minute)", (), None
+        self.logged_at[sentence] = now
+        record.msg, record.args, record.exc_info = f"{sentence} (logged at most once a minute)", (), None
         return True
 
 
@@ -204,7 +204,7 @@ def raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for name in ("asyncio", "uvicorn.error"):
-        logging.getLogger(name).addFilter(_Seldom())
+        logging.getLogger(name).addFilter(_RateLimitFilter())
 
 
 def descriptor_limit() -> int:

@@ -19,10 +19,10 @@ NICE = 5  # of a thread that works alongside requests, which come first
 async def in_thread(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like `asyncio.to_thread`, but a cancelled caller waits for the thread, so that the job never overlaps with the
     caller's next work."""
-    return await to_its_end(asyncio.to_thread(job, *args, **kwargs))
+    return await run_to_completion(asyncio.to_thread(job, *args, **kwargs))
 
 
-async def to_its_end(work: Awaitable[T]) -> T:
+async def run_to_completion(work: Awaitable[T]) -> T:
     """Await `work` shielded from cancellation; CancelledError is raised once `work` is done."""
     task = asyncio.ensure_future(work)
     try:
@@ -43,13 +43,13 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
 async def in_low_priority_thread(job: Callable[[], T]) -> T:
     """Run `job` on a thread of its own, of lower priority than requests' threads; it ends with the job."""
 
-    def give_way() -> None:
+    def lower_priority() -> None:
         with contextlib.suppress(OSError, AttributeError):  # not every system has priorities per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
-    thread = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=give_way)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=lower_priority)
     try:
-        return await to_its_end(asyncio.get_running_loop().run_in_executor(thread, job))
+        return await run_to_completion(asyncio.get_running_loop().run_in_executor(thread, job))
     finally:
         thread.shutdown(wait=False)
 
@@ -77,7 +77,7 @@ class FairPool:
             raise
         try:
             work = partial(job, *args, **kwargs)
-            return await to_its_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
+            return await run_to_completion(asyncio.get_running_loop().run_in_executor(self._pool, work))
         finally:
             self._leave(caller)
 

@@ -190,7 +190,7 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
         ticket = served(r"onesweep-[\w-]+")
         for node in nodes:  # one after the other, which sets their order in the ring
             start(node, "join", ticket, "--name", node, "--threads", 1)
-            served(f"{node} is there")
+            served(f"{node} is online")
         served("Ctrl-C stops them")
         run = directory / ROUTER / "onesweep" / "run"
         access = Access(f"127.0.0.1:{port}", str(run / "ca.pem"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stages.errors import InputError, OnesweepError
 from stages.progress import counted
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
-from stages.wire.secret_files import lock_beside, write_file
+from stages.wire.secret_files import file_lock, write_file
 from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def run_token_add(options: argparse.Namespace) -> int:
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
     token = new_token()
-    with lock_beside(options.tokens):
+    with file_lock(options.tokens):
         keys = read_tokens(options.tokens) if options.tokens.exists() else ()
         if any(other.name == key.name for other in keys):
             raise InputError(f"{options.tokens} already has a key {key.name}: remove it first, or choose another name")
@@ -185,7 +185,7 @@ def run_token_list(options: argparse.Namespace) -> int:
 
 
 def run_token_remove(options: argparse.Namespace) -> int:
-    with lock_beside(options.tokens):
+    with file_lock(options.tokens):
         keys = read_tokens(options.tokens)
         left = [key for key in keys if key.name != options.name]
         if len(left) == len(keys):

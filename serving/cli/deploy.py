@@ -97,7 +97,7 @@ async def _switch(
                 case "switch" | "prepared":
                     return progress.switch
                 case "store" if delivery is not None and go is not None:
-                    delivery.hear(progress.store)
+                    delivery.on_response(progress.store)
                     if progress.store.refused:
                         go.set()  # the router reads our messages to their end
                 case "line":

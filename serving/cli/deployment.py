@@ -37,9 +37,9 @@ from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.memory import with_large_pages
 from stages.progress import ProgressLine, ticking
-from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred, on_signal
+from stages.signals import LIFELINE_VARIABLE, STOP_REQUESTED, deferred, on_signal
 from stages.wire.channel import DRAIN_S, parse_address
-from stages.wire.secret_files import check_private, lock_beside, make_state_directory, state_directory
+from stages.wire.secret_files import check_private, file_lock, make_state_directory, state_directory
 from stages.wire.tokens import own_token_path
 
 STOP_S = DRAIN_S + 5.0
@@ -172,7 +172,7 @@ class Deployment:
         """`stop` one process after the other for a person who waits: a second signal would kill them all at once."""
         with contextlib.suppress(OSError):  # the reader has gone, as with `2>&1 | head`
             ProgressLine().say("stopping the router, which finishes its requests, then the hosts; Ctrl-C kills them")
-        with lock_beside(self.directory / RECORD):
+        with file_lock(self.directory / RECORD):
             self.stop()
 
     def _launch(self, name: str, log_mode: str) -> None:
@@ -206,8 +206,8 @@ class Deployment:
 
     def _last_words(self, name: str) -> str:
         lines = (self.directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        if asked := [line for line in lines[-LOG_LINES:] if ASKED_TO_END in line]:
-            return asked[-1][asked[-1].index(ASKED_TO_END) :]
+        if asked := [line for line in lines[-LOG_LINES:] if STOP_REQUESTED in line]:
+            return asked[-1][asked[-1].index(STOP_REQUESTED) :]
         if lines and (prefix := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
             return lines[-1][prefix.end() :]
         is_silent = not lines or re.search(r"^[-\d]+ [:,\d]+ (INFO|WARNING) |: ready$", lines[-1])

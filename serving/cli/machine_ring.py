@@ -84,7 +84,7 @@ class MachineRing:
         with suppress(StatusError, grpc.aio.AioRpcError):
             for _ in range(EXCHANGES):
                 await link.relay.warm(0)
-            to_router = (link.relay.least_rtt_ms or 0.0) / 2
+            to_router = (link.relay.min_rtt_ms or 0.0) / 2
             self.trips_ms[own, ROUTER_END] = self.trips_ms[ROUTER_END, own] = to_router
             measured = await link.relay.stub.Probe(stage_pb2.ProbeRequest(to=others), timeout=2 * PROBE_TIMEOUT_S)
             trips = {(own, others[each.address]): each.rtt_min_ms / 2 for each in measured.links if not each.problem}
@@ -205,7 +205,7 @@ class MachineRing:
         ]
         if advice != self.rendezvous.advice:
             self.rendezvous.advice = advice
-            self.rendezvous.tell()
+            self.rendezvous.write_links()
             for line in advice:
                 self.progress.say(line)
 

@@ -147,7 +147,7 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
         try:
             async with rendezvous.serving(options.listen), await LinkProxy(rendezvous.dial).open():
                 rendezvous.proxy = os.environ[LINKS_VARIABLE]
-                rendezvous.tell()
+                rendezvous.write_links()
                 ready.set_result((asyncio.get_running_loop(), stop))
                 await stop.wait()
         except BaseException as error:

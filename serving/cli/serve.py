@@ -35,7 +35,7 @@ from stages.settings import add_flags, from_flags
 from stages.signals import ends_at_once, ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import LINKS_VARIABLE, parse_address
-from stages.wire.secret_files import add_server_options, check_private, lock_beside, state_directory
+from stages.wire.secret_files import add_server_options, check_private, file_lock, state_directory
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
@@ -182,7 +182,7 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
     # only a GPU needs a check by torch, which takes a second to import
     for device in {options.device or host.device or AUTO for host in topology.hosts} - {AUTO, "cpu"}:
         device_for(device, plan)
-    with lock_beside(new_directory(topology)):
+    with file_lock(new_directory(topology)):
         return Deployment.start(
             topology,
             checkpoint.resolve(),

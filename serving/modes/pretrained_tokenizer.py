@@ -230,7 +230,7 @@ class _Tokens(Detokenizer):
 def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> PretrainedTokenizer:
     """The tokenizer of the checkpoint in `directory`. Blocks. Raises CheckpointError for a missing or damaged file."""
     raw = read_companion(directory, manifest, TOKENIZER_NAME)
-    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
+    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is not a tokenizer: {problem}")):
         tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
         tokenizer.decode(tokenizer.encode("a").ids)  # some fail on any text
     size = manifest.text_architecture.vocabulary

@@ -83,7 +83,7 @@ class HostLink:
         if self.relay.asked_at is None:
             return None
         quiet_s = monotonic() - self.relay.asked_at
-        usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
+        usual_s = SILENT_S + 3 * (self.relay.min_rtt_ms or 0.0) / 1000
         late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
         # Never longer than the wait for a description, whatever pause the host reports.
         return quiet_s if quiet_s > max(usual_s, min(usual_s + 2 * late_s, self.relay.hop_timeout_s)) else None

@@ -137,7 +137,7 @@ def _cheapest(
 
 def _half_ms(link: HostLink) -> float:
     """One-way time between the router and a host."""
-    return (link.relay.least_rtt_ms or 0.0) / 2
+    return (link.relay.min_rtt_ms or 0.0) / 2
 
 
 def _step_ms(source: HostLink, target: HostLink, suspects: Collection[tuple[str, str]]) -> float | None:

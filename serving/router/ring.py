@@ -249,7 +249,7 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host is a complete sentence with a remedy
         joined = bool(LinkRecord.read(self.run).proxy)
-        remedy = "machines that joined take its place, or add one" if joined else "see that it runs"
+        remedy = "machines that joined take its place, or add one" if joined else "check that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         link.is_lost = not (joined or link.quarantined)
         if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
@@ -332,7 +332,7 @@ class RingView:
 
     def rtts_ms(self) -> list[float | None]:
         """Round trips to the hosts of the path that a request would use now."""
-        return [link.relay.least_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
+        return [link.relay.min_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
 
     def _look(self) -> bool:
         """Find weights that have a path: the current ones, else those that most hosts hold. False if none

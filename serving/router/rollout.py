@@ -21,7 +21,7 @@ from stages.clock import monotonic
 from stages.errors import CheckpointError, OnesweepError
 from stages.host.plan import check_cut, plan_host
 from stages.memory import trim
-from stages.threads import cancelled, in_thread, to_its_end
+from stages.threads import cancelled, in_thread, run_to_completion
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, aborted, failed_precondition, internal, invalid, unavailable
 
@@ -68,7 +68,7 @@ class Rollout(RolloutState):
                     raise aborted("not all routers were ready to switch")
                 self.change("others switch")
             await in_thread(self._own_store.use, [self.current.release, served.release])
-            return await to_its_end(self._make_current(served))
+            return await run_to_completion(self._make_current(served))
 
     async def rollback(self, report: Report) -> router_pb2.Switch:
         """Switch requests to the previous release, without hosts that are down. Raises StatusError if that fails."""
@@ -91,7 +91,7 @@ class Rollout(RolloutState):
                     report(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
             await previous.view.usable(self.ring.settings.hop_timeout_s)
             await in_thread(self._own_store.use, [self.current.release, previous.release])
-            return await to_its_end(self._make_current(previous))
+            return await run_to_completion(self._make_current(previous))
 
     @contextlib.asynccontextmanager
     async def _under_way(self, event: str) -> AsyncGenerator[None]:
@@ -102,7 +102,7 @@ class Rollout(RolloutState):
         except BaseException as error:
             if "fails" in ROLLOUT_STATES[self.state]:
                 self.change("fails")
-                await to_its_end(self._undo())
+                await run_to_completion(self._undo())
             if isinstance(error, OnesweepError):
                 raise transfer_error(error) from None
             raise
@@ -254,7 +254,7 @@ async def send(
                     if response.stored:
                         delivery.change("stored")
                         break
-                    transfer.hear(response)
+                    transfer.on_response(response)
                 else:
                     raise internal(f"{link.relay.host} did not confirm that it stored the release")
             delivery.sent_bytes += transfer.sent_bytes

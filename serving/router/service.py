@@ -131,7 +131,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         names = {link.entry.address: link.entry.name for link in self.ring.links}
         record = LinkRecord.read(self.ring.run)  # read each time (56 us), since the rendezvous is another process
         pairs = [(link.entry.name, names[to]) for link in self.ring.links for to in link.onward if to in names]
-        trips_ms = {link.entry.name: (link.relay.least_rtt_ms or 0.0) / 2 for link in self.ring.links}
+        trips_ms = {link.entry.name: (link.relay.min_rtt_ms or 0.0) / 2 for link in self.ring.links}
         tokenizers = [served.modes[name].tokenizer for name in served.served_modes]
         return router_pb2.StatusResponse(
             version=VERSION,

@@ -211,7 +211,7 @@ def _host(entry: dict[str, Any], index: int) -> HostEntry:
 def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:
     value = table.get(key, default)
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: {key} must be a text, not {as_written(value)}")
+        raise ConfigError(f"{where}: {key} must be a string, not {as_written(value)}")
     return value
 
 

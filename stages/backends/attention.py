@@ -21,7 +21,7 @@ ROUND = 16  # floats between addresses that kernels treat alike: a cache line
 MAX_WEIGHTS = 1 << 24
 # From this many positions x keys they see, attention gains from all threads: prompts of 1,800 gain a sixth.
 MANY_SCORES = 1 << 13
-UNSEEN = -1e30  # added to the scores of masked keys: finite, as -inf breaks some kernels
+MASKED_SCORE = -1e30  # added to the scores of masked keys: finite, as -inf breaks some kernels
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """The keys that the positions of a piece see."""
 
     # For the first positions of the piece, which attend at once: ends of their groups, and masks (positions, keys);
@@ -89,7 +89,7 @@ class Sight:
     depths: tuple[int, ...]  # of the other positions, below the first of them, if they are a tree
 
 
-def sight(piece: CleanPiece, window: int | None = None) -> Sight:
+def visibility(piece: CleanPiece, window: int | None = None) -> Visibility:
     """The keys that the positions of a piece see. window: see `AttentionShape`."""
     past, at_once, groups = piece.caches[0].length, piece.source.shape[0] - piece.one_by_one, []
     depths = tuple(depth - at_once for depth in piece.depths[at_once:])
@@ -99,24 +99,24 @@ def sight(piece: CleanPiece, window: int | None = None) -> Sight:
         count = min(ATTEND_POSITIONS - start % ATTEND_POSITIONS, at_once - at)
         is_plain = count == 1 or (not start and (window is None or count <= window))
         groups.append((at := at + count, None if is_plain else seen_keys(count, start, window, piece.source.device)))
-    return Sight(groups, depths)
+    return Visibility(groups, depths)
 
 
 def attend_clean(
-    heads: Heads, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], seen: Sequence[Sight]
+    heads: Heads, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], seen: Sequence[Visibility]
 ) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
-    Returns (rows, heads x head_dim); seen: from `sight`, for each piece, if any has several rows.
+    Returns (rows, heads x head_dim); seen: from `visibility`, for each piece, if any has several rows.
     """
     attend, q, numbers, mixed = heads.attend, heads.q, heads.numbers, heads.results
     if rows.single:  # one call instead of one for each piece
         for (query, row, result), cache in zip(heads.singles, caches, strict=False):
             attend(shape, query, row, cache, result)
         return heads.mixed
-    for (begin, end), cache, sight in zip(rows, caches, seen, strict=True):
+    for (begin, end), cache, visibility in zip(rows, caches, seen, strict=True):
         at = begin
-        for stop, mask in sight.groups:
+        for stop, mask in visibility.groups:
             first, at = at, begin + stop
             if at - first > 1:
                 is_long = (at - first) * (cache.length + at - first) >= MANY_SCORES
@@ -125,8 +125,8 @@ def attend_clean(
                     mixed[first:at] = _attend_many(shape, *parts, cache, mask)
             else:
                 attend(shape, q[first], numbers[first], cache, mixed[first])
-        if sight.depths:
-            _attend_tree(shape, q[at:end], numbers[at:end], cache, sight.depths, mixed[at:end], attend)
+        if visibility.depths:
+            _attend_tree(shape, q[at:end], numbers[at:end], cache, visibility.depths, mixed[at:end], attend)
             continue
         for i in range(at, end):
             attend(shape, q[i], numbers[i], cache, mixed[i])
@@ -179,9 +179,9 @@ def _attend_some(shape: AttentionShape, q: Tensor, start: int, k: Tensor, v: Ten
     hidden = ~seen_keys(k.shape[2], past, shape.window, q.device)[start : start + q.shape[3]]
     old, own = rows @ keys.transpose(1, 2), q @ k.unsqueeze(1).transpose(3, 4)
     old, own = soft_capped(old, shape.softcap), soft_capped(own, shape.softcap)
-    own.masked_fill_(hidden[:, past:], UNSEEN)
+    own.masked_fill_(hidden[:, past:], MASKED_SCORE)
     if shape.window is not None:
-        old.unflatten(1, q.shape[1:4]).masked_fill_(hidden[:, :past], UNSEEN)
+        old.unflatten(1, q.shape[1:4]).masked_fill_(hidden[:, :past], MASKED_SCORE)
     weights = torch.cat([old, own.flatten(1, 3)], dim=2).softmax(-1)
     mixed = weights[:, :, :past] @ values
     mixed += (weights[:, :, past:].unflatten(1, q.shape[1:4]) @ v.unsqueeze(1)).flatten(1, 3)
@@ -347,6 +347,6 @@ def _attend_capped(cap: float, q: Tensor, keys: Tensor, values: Tensor, mask: Te
     some = max(1, MAX_WEIGHTS // (q.shape[0] * q.shape[1] * keys.shape[3]))
     mixed = []
     for part, unseen in zip(q.split(some, 2), hidden.split(some), strict=True):
-        scores = soft_capped(part @ keys, cap).masked_fill_(unseen, UNSEEN)
+        scores = soft_capped(part @ keys, cap).masked_fill_(unseen, MASKED_SCORE)
         mixed.append(scores.softmax(-1) @ values)
     return torch.cat(mixed, dim=2).permute(2, 0, 1, 3)

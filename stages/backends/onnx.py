@@ -77,7 +77,7 @@ class OnnxSession:
 
 
 SCALE_ERROR = 0.02  # relative error of a product; rounding a row's groups costs 0.006 for weights of few bits
-COMPANIES = (1, 2, 3, 4, 7, 16, 33)
+BATCH_SIZES = (1, 2, 3, 4, 7, 16, 33)
 # A session lays a matrix out from a copy of it: the head of SmolLM2, 113 of its stage's 175 MB, would briefly exist
 # three times.
 BLOCK_BYTES = 32 << 20
@@ -89,7 +89,7 @@ class OnnxProduct:
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
         self.sessions = list(map(OnnxSession, _block_graphs(linear)))
-        self.least = fewest_rows(bits_of(linear))
+        self.least = min_rows(bits_of(linear))
         _free(linear)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -126,12 +126,12 @@ def bits_of(linear: nn.Linear | TiedHead) -> int:
 
 
 @lru_cache
-def fewest_rows(bits: int) -> int:
+def min_rows(bits: int) -> int:
     """The number of rows from which a row's product is batch-invariant on this machine: its kernels promise nothing.
 
     Raises CheckpointError if they compute something else.
     """
-    generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
+    generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, BATCH_SIZES[-1])
     linear = {4: QuantLinear, 8: Int8Linear, 32: nn.Linear}[bits](numbers, numbers, bias=False).requires_grad_(False)
     if isinstance(linear, GroupedLinear):
         codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
@@ -144,11 +144,11 @@ def fewest_rows(bits: int) -> int:
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not error <= SCALE_ERROR:
         raise CheckpointError(
-            f"this machine multiplies weights of {bits} bits wrongly (relative error {error:.2g}): import the model "
+            f"this machine multiplies {bits}-bit weights wrongly (relative error {error:.2g}): import the model "
             "with other --weights"
         )
-    same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in COMPANIES]
-    return next(count for i, count in enumerate(COMPANIES) if all(same[i:]))
+    same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in BATCH_SIZES]
+    return next(count for i, count in enumerate(BATCH_SIZES) if all(same[i:]))
 
 
 @lru_cache
@@ -160,7 +160,7 @@ def reads_few_bits() -> bool:
         linear.codes.random_(100, generator=generator)
         linear.scales.uniform_(0.5, 1, generator=generator)
         session = OnnxSession(product_graph(linear), keeps_few_bits=True)
-        rows = [torch.ones(1, count, 1024) for count in COMPANIES]
+        rows = [torch.ones(1, count, 1024) for count in BATCH_SIZES]
         before = [session(x)[0] for x in rows]
         for given in session.few_bits.values():
             given.zero_()
@@ -180,7 +180,7 @@ class OnnxReader(PackedReader):
         super().__init__(part, (), layers[0].mlp_in.out_features)
         self.architecture = part.architecture
         bits = {bits_of(each) for each in layers[0].modules() if isinstance(each, nn.Linear)}
-        self.least = max(map(fewest_rows, bits))
+        self.least = max(map(min_rows, bits))
         self.first = OnnxSession(before_graph(part, layers[0]))
         self.bound = dict[tuple[int, int], BoundLayers]()  # by rows and layers
         # From attention to attention: a call takes as long as a small product, so a layer has one call, not two.

@@ -26,7 +26,7 @@ INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for zero
 # padded with groups of zeros. SmolLM2's rows of 18 groups take 0.85 of the time as 20, four of them 0.7.
 GROUPS_AT_ONCE = 4
 OUTSIDE = Path(__file__)  # stands in for the file of matrices that come from memory
-LARGEST_OFFSET = 7 * 16 + 7  # two digits of 4 bits, each from -8 to 7
+MAX_OFFSET = 7 * 16 + 7  # two digits of 4 bits, each from -8 to 7
 # The accuracy level that rounds a matrix's inputs to int8 as well, each group of each row by itself: no row's scale
 # depends on another row.
 ROUNDED_IN_INT8 = 4
@@ -49,7 +49,7 @@ class OffsetGroups:
         """Write the groups of some rows. offsets: (rows, count) float32; codes: (rows, groups, GROUP / 2), packed as by
         `QuantLinear.neighbours`; scales: (rows, groups)."""
         digits = torch.full((len(offsets), self.groups * GROUP), INT4_ZERO, dtype=torch.uint8)
-        largest = offsets.abs().amax(1, keepdim=True) / LARGEST_OFFSET
+        largest = offsets.abs().amax(1, keepdim=True) / MAX_OFFSET
         whole = (offsets / largest.masked_fill(largest == 0, 1)).round_().to(torch.int16)
         high = (whole + INT4_ZERO) >> 4
         digits[:, : offsets.shape[1]] += high.to(torch.uint8)

@@ -20,7 +20,7 @@ from stages.backends.attention import (
     attend_noisy,
     attention_shape,
     rotate_rows,
-    sight,
+    visibility,
 )
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.rows import PRODUCT_THREADS, Rows, add_product, groups, multiplied, on_own_threads
@@ -171,7 +171,7 @@ class PackedReader:
         starts, depths = [piece.caches[0].length for piece in pieces], [piece.depths for piece in pieces]
         positions = self.positions(rows, starts, depths)
         # a single row sees everything before it
-        seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
+        seen = [[] if rows.single else [visibility(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
         self.take_layers(
             x, positions, lambda i, heads: attend_clean(heads, rows, self.shapes[i], held[i], seen[self.kind_of[i]])

@@ -19,7 +19,7 @@ from stages.backends.packed import (
 from stages.backends.rows import PRODUCT_THREADS, Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.model.architecture import LlamaArchitecture
-from stages.model.few_bits import LARGEST_HALF, Bfloat16Linear, GroupedLinear
+from stages.model.few_bits import MAX_HALF, Bfloat16Linear, GroupedLinear
 from stages.model.layers import TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
@@ -38,8 +38,8 @@ class HalfProduct:
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
         weight = linear.weight.detach().float()
-        if not weight.abs().max() <= LARGEST_HALF:
-            raise CheckpointError("a matrix holds numbers beyond 65504: import the model with --weights float32")
+        if not weight.abs().max() <= MAX_HALF:
+            raise CheckpointError("a matrix holds values beyond 65504: import the model with --weights float32")
         self.bias = None if linear.bias is None else linear.bias.detach()
         try:
             with warnings.catch_warnings():
@@ -49,7 +49,7 @@ class HalfProduct:
                 self(weight.new_zeros(1, weight.shape[1]))
         except RuntimeError:  # torch has no kernels for this processor
             raise CheckpointError(
-                "this processor has no products of 16 bits: import the model with --weights float32"
+                "this processor has no 16-bit matrix products: import the model with --weights float32"
             ) from None
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)

@@ -70,7 +70,7 @@ def checked(runner: Runner, part: AnyPart) -> Runner:
     if check_rows(runner, part):
         return runner
     log.warning(
-        "part %d: on this machine a request's results would depend on those computed beside it, so requests are "
+        "part %d: on this machine batching would change the results of a request, so requests are "
         "computed one at a time",
         part.index,
     )

@@ -45,7 +45,7 @@ def find_bundle(directory: Path) -> Bundle:
     if not found:
         raise MissingCheckpoint(
             f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "
-            "or local/; of a pretrained model `onesweep import` makes one"
+            "or local/; `onesweep import` makes one from a pretrained model"
         )
     return Bundle(**found)
 
@@ -75,9 +75,9 @@ def check_split(manifests: Mapping[str, Manifest]) -> int:
     manifests: of the models whose parts hosts hold, by name. Raises CheckpointError.
     """
     if not manifests:
-        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/, scorer/ or steps/")
+        raise CheckpointError("no model here that hosts can serve: chain/, ar/, scorer/ and steps/ are all missing")
     if len({manifest.draws for manifest in manifests.values()}) != 1:
-        raise CheckpointError("models of text and of pictures lie side by side: give each a directory of its own")
+        raise CheckpointError("text and picture models share a directory: give each its own")
     counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}
     if len(set(counts.values())) != 1:
         shown = ", ".join(f"{name} {parts}" for name, parts in counts.items())

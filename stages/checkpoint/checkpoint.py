@@ -24,9 +24,9 @@ from stages.memory import require_memory
 from stages.model.architecture import PictureArchitecture
 from stages.model.block import Block
 from stages.model.layers import CausalStage
-from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
+from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, on_meta_device
 from stages.pictures.part import PicturePart
-from stages.wire.secret_files import lock_beside
+from stages.wire.secret_files import file_lock
 
 P = TypeVar("P")
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def read_part(directory: Path, index: int, device: torch.device = CPU) -> tuple[
 
 def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
     """Load one block of a text chain, as `load_part` does."""
-    return _of_kind(load_part(directory, index, device), Block, f"{directory} holds no chain of blocks that write")
+    return _of_kind(load_part(directory, index, device), Block, f"{directory} holds no chain of text blocks")
 
 
 def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
@@ -74,7 +74,7 @@ def stage_of(part: AnyPart, directory: Path) -> PipelineStage:
 
 def load_picture_part(directory: Path, index: int) -> PicturePart:
     """Load one part of a picture model, as `load_part` does."""
-    return _of_kind(load_part(directory, index), PicturePart, f"part {index} of {directory} draws nothing")
+    return _of_kind(load_part(directory, index), PicturePart, f"part {index} of {directory} is not of a picture model")
 
 
 def _of_kind(part: AnyPart, kind: type[P], otherwise: str) -> P:
@@ -85,7 +85,7 @@ def _of_kind(part: AnyPart, kind: type[P], otherwise: str) -> P:
 
 def new_part(manifest: Manifest, index: int) -> AnyPart:
     """A part without memory: shapes only."""
-    with without_memory():
+    with on_meta_device():
         if isinstance(manifest.architecture, PictureArchitecture):
             assert manifest.kind != "ar"
             return PicturePart(manifest.architecture, index, manifest.kind)
@@ -117,7 +117,7 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
     """Read, change and replace the manifest under a lock, so that workers on one directory lose none of each other's
     changes."""
     read_manifest(directory)  # reports any problem with the directory
-    with lock_beside(directory / MANIFEST_NAME):
+    with file_lock(directory / MANIFEST_NAME):
         manifest = change(read_manifest(directory))
         write_manifest(directory, manifest)
         return manifest
@@ -142,7 +142,7 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
                 parameter.copy_(parameter.half())
     measures, out = measured(part, read_manifest(directory), hidden)
     if not all(map(math.isfinite, measures.values())):
-        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
+        raise CheckpointError("the loss of these weights on the probe text is not finite: they are damaged")
     probe = {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
     extra = {name: tensor for name in probe_shapes(part, 0) if (tensor := probe[name]) is not None}
     noun = "block" if isinstance(part, Block) else "stage"
@@ -225,8 +225,8 @@ def check_size(directory: Path, part: Part, module: AnyPart) -> None:
     tables = sum(t.nbytes for name, t in module.named_buffers() if name not in stored)
     if part.bytes < least or tables > max(MAX_TABLE_BYTES, TABLES_PER_WEIGHTS * part.bytes):
         raise CheckpointError(
-            f"{directory / part.file} has {part.bytes} bytes by its manifest, which asks for weights of at least "
-            f"{least}, and a context with tables of {tables}: one of the two is damaged or another's; fetch both again"
+            f"the manifest gives {directory / part.file} {part.bytes} bytes, but asks for weights of at least "
+            f"{least} and context tables of {tables}: one of the two is damaged or from another model; fetch both again"
         )
 
 
@@ -250,11 +250,11 @@ def check_measures(directory: Path, manifest: Manifest, index: int, measures: Me
             hint = ""
             if not manifest.draws:
                 vocabulary = manifest.text_architecture.vocabulary
-                hint = f"; ln({vocabulary}) = {math.log(vocabulary):.3f} is what untrained weights give"
+                hint = f"; ln({vocabulary}) = {math.log(vocabulary):.3f} is the loss of untrained weights"
             raise CheckpointError(
                 f"{directory}: part {index} is refused: {name} on the probe is {value:.4f}, the manifest recorded "
                 f"{expected:.4f} (tolerance {tolerance:.2g}{hint}): "
-                "the weights do not mean what the manifest says; fetch both again"
+                "the weights do not match the manifest; fetch both again"
             )
 
 
@@ -287,7 +287,7 @@ def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Ty
             if found != size:
                 raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}: fetch it again")
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged; fetch it again")
+                raise CheckpointError(f"{path} does not match its manifest's SHA-256: it is damaged; fetch it again")
             file.seek(0)
             return _read(file, path, size, expected, types or {})
     except (FileNotFoundError, IsADirectoryError):
@@ -300,7 +300,7 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: 
     """The format: header length (8 bytes, little-endian), header (JSON), then the tensors without gaps."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, MAX_HEADER_BYTES):
-        raise CheckpointError(f"{path} is no safetensors file: its header would take {length} bytes")
+        raise CheckpointError(f"{path} is not a safetensors file: its header would take {length} bytes")
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
@@ -309,11 +309,11 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: 
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 held = f"has shape {found[name]}" if name in found else "is missing"
-                wanted = f"asks for {expected[name]}" if name in expected else "has none of this name"
-                raise CheckpointError(f"{path}: tensor {name} {held}, the manifest {wanted}; fetch it again")
+                wanted = f"asks for {expected[name]}" if name in expected else "lists no such tensor"
+                raise CheckpointError(f"{path}: tensor {name} {held}, but the manifest {wanted}; fetch it again")
         _check_layout(path, entries, size - 8 - length, types)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
+        raise CheckpointError(f"{path} is not a safetensors file: its header is damaged ({error})") from None
     return {
         name: _read_tensor(file, path, name, expected[name], entry["dtype"], types.get(name, torch.float32))
         for name, entry in entries
@@ -325,13 +325,13 @@ def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, t
     for name, entry in entries:
         wanted = {types[name]} if name in types else {torch.float32, torch.float16}
         if TYPES.get(entry["dtype"]) not in wanted:
-            names = " and ".join(stored for stored, kind in TYPES.items() if kind in wanted)
-            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only {names} are read")
+            names = " or ".join(stored for stored, kind in TYPES.items() if kind in wanted)
+            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; it must be {names}")
         begin, end = end, end + TYPES[entry["dtype"]].itemsize * math.prod(entry["shape"])
         if entry["data_offsets"] != [begin, end]:
             raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data; fetch it again")
     if end != data_bytes:
-        raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}; fetch it again")
+        raise CheckpointError(f"{path} holds {data_bytes} bytes of data, but its tensors take {end}; fetch it again")
 
 
 def _read_tensor(
@@ -350,7 +350,7 @@ def _read_tensor(
     tensor = tensor.to(wanted)
     low, high = tensor.aminmax()  # both are NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
-        raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite; fetch it again")
+        raise CheckpointError(f"{path}: tensor {name} holds values that are not finite; fetch it again")
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again is read from the file
     return tensor.view(shape)

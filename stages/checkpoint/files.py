@@ -36,7 +36,7 @@ def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
+            f"cannot save {path}: {error}; the previous file is untouched: free some space and continue"
         ) from None
     finally:
         if temporary is not None:
@@ -54,15 +54,15 @@ def sync(path: Path) -> None:
 
 def require_new(out: Path) -> None:
     """Raise InputError if `out` already exists, unless it is an empty directory."""
-    with file_errors(InputError, f"{out} cannot become a directory"):
+    with file_errors(InputError, f"cannot use {out} as a directory"):
         if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-            raise InputError(f"{out} is there already: name a new directory")
+            raise InputError(f"{out} already exists: name a new directory")
 
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """A directory that becomes `out` at the end, or is removed on failure. Raises CheckpointError."""
-    with file_errors(CheckpointError, f"cannot make a directory beside {out}"):
+    with file_errors(CheckpointError, f"cannot create a directory next to {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
@@ -95,5 +95,5 @@ def read_companion(directory: Path, manifest: Manifest, name: str) -> bytes:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
         if file_digest(path) != manifest.files[name]:
-            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
+            raise CheckpointError(f"{path} does not match its manifest's SHA-256: it is damaged")
         return path.read_bytes()

@@ -129,7 +129,7 @@ def _part_rows(model: dict[str, Any]) -> list[list[str]]:
             f"{part['parameters']:,}",
             f"{part['bytes']:,}",
             part["sha256"][:SHORT],
-            part["file"] if part["here"] else f"{part['file']} (not here)",
+            part["file"] if part["here"] else f"{part['file']} (missing)",
             _pairs(part["probe"]),
         ]
         for i, part in enumerate(model["parts"])

@@ -111,7 +111,7 @@ class Manifest:
     def picture_architecture(self) -> PictureArchitecture:
         """Architecture of a picture model. Raises CheckpointError for a text model."""
         if not isinstance(self.architecture, PictureArchitecture):
-            raise CheckpointError("this is a model of text: it cannot draw")
+            raise CheckpointError("this is a text model: it cannot draw")
         return self.architecture
 
     @property
@@ -123,7 +123,7 @@ class Manifest:
     def text_architecture(self) -> TextArchitecture:
         """Architecture of a text model. Raises CheckpointError for a picture model."""
         if isinstance(self.architecture, PictureArchitecture):
-            raise CheckpointError("this is a model of pictures: it cannot write")
+            raise CheckpointError("this is a picture model: it cannot write")
         return self.architecture
 
     @property
@@ -135,7 +135,7 @@ class Manifest:
     def own_architecture(self) -> Architecture:
         """Architecture of a model that was trained here. Raises CheckpointError for a pretrained one."""
         if not isinstance(self.text_architecture, Architecture):
-            raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
+            raise CheckpointError("this is a pretrained model: only models trained from scratch are accepted here")
         return self.text_architecture
 
     @property
@@ -163,7 +163,7 @@ def read_json(path: Path, missing: str = "", max_bytes: int = MAX_MANIFEST_BYTES
     """The object in a file. Raises CheckpointError. :param missing: message if there is no checkpoint."""
     try:
         if path.stat().st_size > max_bytes:
-            raise CheckpointError(f"{path} is over {max_bytes} bytes: that is no {path.name}")
+            raise CheckpointError(f"{path} has more than {max_bytes} bytes: it is not a {path.name}")
         record = json.loads(regular(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
         raise (MissingCheckpoint(missing) if missing else CheckpointError(f"{path} is missing")) from None
@@ -172,9 +172,9 @@ def read_json(path: Path, missing: str = "", max_bytes: int = MAX_MANIFEST_BYTES
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
     if not isinstance(record, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no object")
+        raise CheckpointError(f"{path} is damaged: it does not hold an object")
     if nesting(record) > MAX_NESTING:
-        raise CheckpointError(f"{path} is damaged: it has more than {MAX_NESTING} objects and lists in one another")
+        raise CheckpointError(f"{path} is damaged: its objects and lists are nested more than {MAX_NESTING} deep")
     return record
 
 
@@ -182,13 +182,13 @@ def _finite(literal: str) -> float:
     """A finite number. JSON's grammar has no NaN or Infinity, but Python's reader accepts them, and 1e999 too."""
     value = float(literal)
     if not math.isfinite(value):
-        raise ValueError(f"{literal} is no finite number")
+        raise ValueError(f"{literal} is not a finite number")
     return value
 
 
 def _parse(record: dict[str, Any], path: Path) -> Manifest:
     if type(record.get("format")) is not int:
-        raise CheckpointError(f"{path} has no format number: it is not a manifest of onesweep")
+        raise CheckpointError(f"{path} has no format number: it is not an onesweep manifest")
     if record["format"] != FORMAT:
         advice = "upgrade onesweep" if record["format"] > FORMAT else "export it again with this version"
         raise CheckpointError(f"{path} has format {record['format']}, this version reads {FORMAT}: {advice}")
@@ -198,7 +198,7 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from None
 
 
-_NOUNS: dict[type, str] = {dict: "an object", float: "a number", int: "a whole number", list: "a list", str: "a text"}
+_NOUNS: dict[type, str] = {dict: "an object", float: "a number", int: "a whole number", list: "a list", str: "a string"}
 
 
 def _get(record: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - of this kind
@@ -214,20 +214,20 @@ def _build(record: dict[str, Any]) -> Manifest:
     kind, shape = _get(record, "kind", str), _get(record, "architecture", dict)
     draws = shape.get("family") == PICTURES
     if kind not in KINDS:
-        raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+        raise CheckpointError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     if kind == ("ar" if draws else "steps"):
-        raise CheckpointError(f"kind {kind!r} is for models of {'text' if draws else 'pictures'}")
+        raise CheckpointError(f"kind {kind!r} is for {'text' if draws else 'picture'} models")
     drawing = from_toml(PictureArchitecture, shape, "architecture") if draws else None
     architecture: AnyArchitecture = drawing or read_architecture(shape)
     parts = tuple(None if part is None else _part(part) for part in _get(record, "parts", list))
     if len(parts) != (count := architecture.parts):
-        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
+        raise CheckpointError(f"{len(parts)} parts listed, but the architecture has {count}")
     text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None
     if kind == "chain" or draws:  # each block of a chain has its own range; all other nets share all noise levels
-        told, ranges = _get(record, "partition", dict), architecture.parts if kind == "chain" else 1
-        prior = from_toml(LogNormalPrior, _get(told, "prior", dict), "noise partition")
-        partition = from_toml(NoisePartition, {**told, "prior": prior}, "noise partition")
+        noise, ranges = _get(record, "partition", dict), architecture.parts if kind == "chain" else 1
+        prior = from_toml(LogNormalPrior, _get(noise, "prior", dict), "noise partition")
+        partition = from_toml(NoisePartition, {**noise, "prior": prior}, "noise partition")
         if len(partition.boundaries) != ranges + 1:
             raise CheckpointError(f"{len(partition.boundaries)} boundaries for {ranges} noise ranges")
     return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
@@ -258,9 +258,9 @@ def _text(
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
     if record["tokenizer"] == "bytes" and (is_pretrained or architecture.vocabulary != VOCABULARY):
-        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} tokens, its architecture {architecture.vocabulary}")
+        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} tokens, the architecture {architecture.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
-        raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
+        raise CheckpointError("the probe text must have at least two bytes, or the gate checks nothing")
     if kind == "chain" and isinstance(architecture, Architecture):
         found["codes"] = _codes(_get(record, "codes", dict), architecture, parts)
     if record["tokenizer"] == "tokens":
@@ -275,13 +275,13 @@ def _notes(record: dict[str, Any]) -> dict[str, Any]:
     notes = {name: _get(record, name, dict) for name in ("data", "training", "metrics")}
     for name, found in notes["metrics"].items():
         if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
-            raise CheckpointError(f"metrics of {name} must be numbers by their names, not {found!r}")
+            raise CheckpointError(f"metrics of {name} must map names to numbers, not {found!r}")
     return {"probe_tolerance": record["probe_tolerance"], **notes}
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
     if not 2 <= len(tokens) <= MAX_PROBE_TOKENS:
-        raise CheckpointError(f"the probe has {len(tokens)} tokens, and needs from 2 to {MAX_PROBE_TOKENS}")
+        raise CheckpointError(f"the probe must have 2 to {MAX_PROBE_TOKENS} tokens, not {len(tokens)}")
     if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
         raise CheckpointError(f"the probe's tokens must be whole numbers from 0 to {vocabulary - 1}")
     return tuple(tokens)
@@ -290,7 +290,7 @@ def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
 def _files(files: dict[str, str]) -> dict[str, str]:
     if TOKENIZER_NAME not in files or len(files) > MAX_FILES:
         raise CheckpointError(
-            f"beside its weights a model of tokens has {TOKENIZER_NAME}, and at most {MAX_FILES} files"
+            f"a model with tokens must list {TOKENIZER_NAME}, and at most {MAX_FILES} files besides its weights"
         )
     for name in files:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == MANIFEST_NAME:
@@ -315,12 +315,12 @@ def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part
     a = architecture
     codes = Codes(_get(record, "seed", int), _get(record, "dim", int), a.vocabulary)
     if codes.dim != a.code_dim:
-        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {a.code_dim}")
+        raise CheckpointError(f"codes have {codes.dim} dimensions, but the architecture has {a.code_dim}")
     # both inputs of codes and both heads, in 16 bits: smaller files are refused before the table is computed
     least = 4 * a.width * (a.code_dim + a.vocabulary)
     if codes.dim * codes.size > MAX_CODES or any(part is not None and part.bytes < least for part in parts):
-        what = f"{codes.size} codes of {codes.dim} numbers"
-        raise CheckpointError(f"{what}: at most {MAX_CODES} are read, and files of blocks have {least} bytes or more")
+        what = f"{codes.size} codes of {codes.dim} dimensions"
+        raise CheckpointError(f"{what}: the limit is {MAX_CODES} numbers, and block files have at least {least} bytes")
     if codes.digest() != (digest := _get(record, "digest", str)):
         raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {digest[:12]}")
     return codes

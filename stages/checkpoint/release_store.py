@@ -35,15 +35,15 @@ CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"
 SIGNATURES_NAME = "signatures.json"  # of a signed bundle: pairs of a public key and its signature, hex
 MAX_SIGNATURES = 16
-COMING = ".coming-"
+INCOMING_PREFIX = ".coming-"
 MAX_STORED = 4  # releases; one more removes those not in use
 SPARE_BYTES = 64 << 20  # bytes to keep free on the disk
-MAX_BESIDE_BYTES = 64 << 20  # for a file whose size is in no manifest, such as a tokenizer
-OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights that run
+MAX_COMPANION_BYTES = 64 << 20  # for a file whose size is in no manifest, such as a tokenizer
+WRITABLE_BY_OTHERS = 0o022  # a user who can write to the store chooses the weights that run
 
 # True for a folder's part that a machine needs; BESIDE means a token model's files next to its parts.
 Wants = Callable[[str, int], bool]
-BESIDE = -1
+COMPANIONS = -1
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class ReleaseManifest:
     def check(self) -> None:
         """Raise CheckpointError unless this is a valid release."""
         if not self.manifests:
-            raise CheckpointError("a release without a manifest")
+            raise CheckpointError("the release has no manifest")
         for folder in self.manifests:
             if folder not in FOLDERS:
-                raise CheckpointError(f"{quoted(folder)} is no folder of a bundle; there are {', '.join(FOLDERS)}")
+                raise CheckpointError(f"{quoted(folder)} is not a folder of a bundle; choose from {', '.join(FOLDERS)}")
         largest = max(map(len, (*self.manifests.values(), self.frontier)))
         if largest > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")
+            raise CheckpointError(f"a manifest or frontier has {largest} bytes; the limit is {MAX_MANIFEST_BYTES}")
 
     def write(self, directory: Path) -> None:
         """Write the small files into `directory`."""
@@ -136,13 +136,13 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
     for folder, directory in directories.items():
         manifest = read_manifest(directory)
         if manifest.kind not in KINDS_IN.get(folder, ("ar",)):
-            raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
+            raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which does not belong there")
         for index, part in enumerate(manifest.parts):
             if part is None:
                 raise CheckpointError(f"{folder}/: part {index} has no weights yet")
             if wants(folder, index):
                 files[f"{folder}/{part.file}"] = part
-        if wants(folder, BESIDE):
+        if wants(folder, COMPANIONS):
             files |= {f"{folder}/{name}": Part(name, digest, 0, {}) for name, digest in manifest.files.items()}
     return files
 
@@ -162,7 +162,7 @@ def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object
 
     def check(contents: ReleaseManifest) -> None:
         if not is_signed(contents.signed, contents.signatures, read_signers(signers)):
-            trouble = "is signed by no key that is trusted here" if contents.signatures else "is not signed"
+            trouble = "is not signed by a trusted key" if contents.signatures else "is not signed"
             raise CheckpointError(
                 f"release {contents.name} {trouble} (signers {signers}): onesweep sign DIR --key FILE"
             )
@@ -185,10 +185,10 @@ class ReleaseStore:
         with file_errors(ServiceError, f"cannot use --releases {directory}", "name another one"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
-            if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+            if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:
                 raise ServiceError(
-                    f"the release store {directory} must be a directory of yours that nobody else can write to: "
-                    "chmod 700, or name another --releases"
+                    f"the release store {directory} must belong to you, and nobody else may write to it: "
+                    "chmod 700, or give another --releases"
                 )
             taken = ServiceError(f"another process uses the release store {directory}: give each its own")
             self._lock.enter_context(exclusive(directory / LOCK_NAME, taken))
@@ -230,48 +230,48 @@ class ReleaseStore:
         """
         contents.check()
         self._check_signature(contents)
-        coming = self.directory / (COMING + contents.name)
-        with _writing(coming):
+        incoming = self.directory / (INCOMING_PREFIX + contents.name)
+        with _writing(incoming):
             if sum(_is_name(path.name) for path in self.directory.iterdir()) > MAX_STORED:
                 self.remove_others([*self.in_use, contents.name])
-            for other in self.directory.glob(COMING + "*"):
-                if other != coming:
+            for other in self.directory.glob(INCOMING_PREFIX + "*"):
+                if other != incoming:
                     shutil.rmtree(other)
-            contents.write(coming)
+            contents.write(incoming)
             try:
-                files = release_files({folder: coming / folder for folder in contents.manifests}, wants)
+                files = release_files({folder: incoming / folder for folder in contents.manifests}, wants)
             except CheckpointError as error:
-                raise CheckpointError(str(error).replace(f"{coming}/", "")) from None
-            wanted = {path: part for path, part in files.items() if not self._have(coming, path, part)}
-            self._write_own(coming, wanted)
-            wanted = {path: part for path, part in wanted.items() if not _is_part(coming / path, part)}
-            begun = {path: _begun(coming / path, part) for path, part in wanted.items()}
-            need = sum(part.bytes - begun[path] for path, part in wanted.items())
-            free = shutil.disk_usage(coming).free
+                raise CheckpointError(str(error).replace(f"{incoming}/", "")) from None
+            missing = {path: part for path, part in files.items() if not self._has_file(incoming, path, part)}
+            self._write_own(incoming, missing)
+            missing = {path: part for path, part in missing.items() if not _is_part(incoming / path, part)}
+            received = {path: _received(incoming / path, part) for path, part in missing.items()}
+            need = sum(part.bytes - received[path] for path, part in missing.items())
+            free = shutil.disk_usage(incoming).free
         if need + SPARE_BYTES > free:
-            said = f"{need} bytes needed, {free} free, and {SPARE_BYTES} stay free"
-            raise ServiceError(f"no room on {self.directory}: {said}; free some space")
-        return IncomingRelease(coming, self.directory / contents.name, wanted, begun, self._own)
+            message = f"{need} bytes needed, {free} free, and {SPARE_BYTES} must stay free"
+            raise ServiceError(f"no space left in {self.directory}: {message}; free some space")
+        return IncomingRelease(incoming, self.directory / contents.name, missing, received, self._own)
 
-    def _write_own(self, coming: Path, wanted: Mapping[str, Part]) -> None:
-        for path, part in wanted.items():
+    def _write_own(self, incoming: Path, missing: Mapping[str, Part]) -> None:
+        for path, part in missing.items():
             numbered = re.search(r"-([0-9]+)-[0-9a-f]+\.safetensors$", path)
-            if self.own_copy and numbered and part.sha256 not in self._own and not (coming / path).exists():
+            if self.own_copy and numbered and part.sha256 not in self._own and not (incoming / path).exists():
                 self._own.add(part.sha256)
                 try:
-                    self.own_copy((coming / path).parent, int(numbered[1]), coming / path)
-                    log.info("%s: %d of %d bytes from the copy here", path, (coming / path).stat().st_size, part.bytes)
+                    self.own_copy((incoming / path).parent, int(numbered[1]), incoming / path)
+                    log.info("%s: %d of %d bytes from local copy", path, (incoming / path).stat().st_size, part.bytes)
                 except Exception as error:  # from a file of unknown origin: the part is then sent
-                    log.warning("%s is not read from the copy here: %s", path, error)
+                    log.warning("%s: cannot use the local copy: %s", path, error)
 
-    def _have(self, coming: Path, path: str, part: Part) -> bool:
+    def _has_file(self, incoming: Path, path: str, part: Part) -> bool:
         """True if a file is in place, or another release has it."""
-        goal = coming / path
+        goal = incoming / path
         if _is_part(goal, part):
             return True
         for release in self.directory.iterdir():
             other = release / path
-            if release != coming and other.is_file() and _is_part(other, part):
+            if release != incoming and other.is_file() and _is_part(other, part):
                 goal.unlink(missing_ok=True)
                 os.link(other, goal)
                 return True
@@ -282,41 +282,41 @@ class IncomingRelease:
     """A release that is being stored. Its methods block."""
 
     def __init__(
-        self, coming: Path, place: Path, wanted: dict[str, Part], begun: Mapping[str, int], own: Collection[str]
+        self, incoming: Path, place: Path, missing: dict[str, Part], received: Mapping[str, int], own: Collection[str]
     ) -> None:
-        """:param wanted: missing files by their path in the release; no other file is written.
-        :param begun: bytes of each from an earlier transfer, or from this machine's own copy.
+        """:param missing: missing files by their path in the release; no other file is written.
+        :param received: bytes of each from an earlier transfer, or from this machine's own copy.
         :param own: digests of parts begun by the copy.
         """
         # the receiver makes this list from the manifests, so the sender cannot choose a path here
-        self.coming, self.place, self.wanted = coming, place, wanted
-        self._left, self._begun, self._own = dict(wanted), begun, own
+        self.incoming, self.place, self.missing = incoming, place, missing
+        self._left, self._received, self._own = dict(missing), received, own
         self._path, self._start, self._written = "", 0, 0  # path and bytes of the file being written
 
     @property
-    def asked(self) -> list[str]:
+    def requests(self) -> list[str]:
         """Requests for the missing files: `path@bytes` means the rest of a file after that many bytes."""
-        return [f"{path}@{begun}" if (begun := self._begun[path]) else path for path in self.wanted]
+        return [f"{path}@{received}" if (received := self._received[path]) else path for path in self.missing]
 
-    def write(self, asked: str, data: bytes) -> None:
+    def write(self, request: str, data: bytes) -> None:
         """Append to a file. Raises CheckpointError if the file is not wanted, or has other contents."""
-        path, _, begun = asked.partition("@")
+        path, _, received = request.partition("@")
         part = self._left.get(path)
-        if part is None or begun not in ("", str(self._begun[path])):
-            raise CheckpointError(f"{asked[:80]!r} was not asked for")
+        if part is None or received not in ("", str(self._received[path])):
+            raise CheckpointError(f"{request[:80]!r} was not requested")
         if self._written and path != self._path:
             self._end_file()
-        self._path, target = path, self.coming / path
+        self._path, target = path, self.incoming / path
         if not self._written:
-            self._start = self._written = int(begun or 0)
+            self._start = self._written = int(received or 0)
         mode = "ab" if self._written else "wb"
         self._written += len(data)
-        if self._written > (part.bytes or MAX_BESIDE_BYTES):
-            most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MAX_BESIDE_BYTES} bytes"
+        if self._written > (part.bytes or MAX_COMPANION_BYTES):
+            most = f"the {part.bytes} bytes in its manifest" if part.bytes else f"{MAX_COMPANION_BYTES} bytes"
             raise CheckpointError(f"{path} has more than {most}")
         with _writing(target):
-            if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # files next to the weights have unknown sizes
-                raise ServiceError(f"no room on {self.coming.parent}: free some space")
+            if shutil.disk_usage(self.incoming).free < SPARE_BYTES:  # files next to the weights have unknown sizes
+                raise ServiceError(f"no space left in {self.incoming.parent}: free some space")
             with target.open(mode) as file:
                 file.write(data)
                 if self._written == part.bytes:
@@ -330,31 +330,31 @@ class IncomingRelease:
         if self._written:
             self._end_file()
         if self._left:
-            raise self._short()
+            raise self._truncated()
         with _writing(self.place):
-            for path in [*self.coming.rglob("*"), self.coming]:
+            for path in [*self.incoming.rglob("*"), self.incoming]:
                 sync(path)
             if self.place.exists():  # the same release, perhaps with a damaged file
                 shutil.rmtree(self.place)
-            self.coming.rename(self.place)
+            self.incoming.rename(self.place)
             sync(self.place.parent)
 
     def _end_file(self) -> None:
         """Check the file that ended. Raises CheckpointError."""
-        part, target = self._left[self._path], self.coming / self._path
+        part, target = self._left[self._path], self.incoming / self._path
         if part.bytes and self._written < part.bytes:
-            raise self._short()
+            raise self._truncated()
         if file_digest(target) != part.sha256:
             if self._start and part.sha256 in self._own:
-                log.warning("%s: the copy here is of another model than what is served; it is fetched", self._path)
+                log.warning("%s: the local copy is not of the model that is served; fetching the file", self._path)
             target.unlink()
             if self._start:
-                raise StalePart(f"{self._path} went on from a beginning here that was damaged: deploy again")
-            raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
+                raise StalePart(f"{self._path} was resumed from a damaged partial copy: deploy again")
+            raise CheckpointError(f"{self._path} does not match its manifest's SHA-256: it is damaged")
         del self._left[self._path]
         self._written = 0
 
-    def _short(self) -> CheckpointError:
+    def _truncated(self) -> CheckpointError:
         path = self._path if self._written else next(iter(self._left))
         return CheckpointError(f"{path} ended after {self._written} of {self._left[path].bytes} bytes")
 
@@ -368,7 +368,7 @@ def has_size(path: Path, part: Part) -> bool:
     return path.is_file() and part.bytes in (0, path.stat().st_size)
 
 
-def _begun(path: Path, part: Part) -> int:
+def _received(path: Path, part: Part) -> int:
     """Bytes already received of an incomplete part."""
     size = path.stat().st_size if path.is_file() else 0
     return size if size < part.bytes else 0
@@ -379,4 +379,4 @@ def _is_part(path: Path, part: Part) -> bool:
 
 
 def _writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    return file_errors(ServiceError, f"cannot write {path}", "see to that disk and deploy again")
+    return file_errors(ServiceError, f"cannot write {path}", "check that disk and deploy again")

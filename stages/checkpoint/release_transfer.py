@@ -69,7 +69,7 @@ class ReleaseTransfer:
         except OSError as error:
             self.failure = CheckpointError(f"cannot read {error.filename}: {error.strerror}")
 
-    def hear(self, response: stage_pb2.StoreResponse) -> None:
+    def on_response(self, response: stage_pb2.StoreResponse) -> None:
         """Process the receiver's answer."""
         if response.refused:
             self.close()
@@ -88,7 +88,7 @@ class ReleaseTransfer:
         directory = self.contents.directories.get(folder)
         known = name.endswith(".safetensors") or (directory is not None and name in read_manifest(directory).files)
         if directory is None or "/" in name or not known:
-            raise CheckpointError(f"{path[:80]!r} is no file of this release")
+            raise CheckpointError(f"{path[:80]!r} is not a file of this release")
         return directory / name
 
 
@@ -101,15 +101,15 @@ async def receive_release(
         async for request in requests:
             if request.WhichOneof("step") == "offer":
                 if intake is not None:
-                    raise invalid("a delivery has one offer")
+                    raise invalid("a transfer can have only one offer")
                 intake = await in_thread(store.begin, manifest_of(request.offer), wants_of(request.offer))
-                yield stage_pb2.StoreResponse(wanted=intake.asked)
+                yield stage_pb2.StoreResponse(wanted=intake.requests)
             elif intake is None:
-                raise invalid("a delivery begins with an offer")
+                raise invalid("a transfer must begin with an offer")
             else:
                 await in_thread(intake.write, request.piece.path, request.piece.data)
         if intake is None:
-            raise invalid("a delivery begins with an offer")
+            raise invalid("a transfer must begin with an offer")
         await in_thread(intake.finish)
     except OnesweepError as error:
         raise transfer_error(error) from None

@@ -40,23 +40,23 @@ class HopAdmission:
         session = self.sessions.sessions.get(hop.session)
         if session is not None:
             if (session.router, session.path) != (hop.router, tuple(hop.path)):
-                raise permission_denied("this session is of another router, or another path")
+                raise permission_denied("this session belongs to another router or path")
             if sender and session.sender not in ("", sender):
                 raise permission_denied(f"this session's hops come from {session.sender}")
         # a session keeps the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = self.parse(hop, parts.plan, is_open=session is not None)
         if key is None:
-            raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
+            raise failed_precondition(f"router {hop.router!r} has not subscribed to this host: subscribe first")
         if is_full and (session is None or not session.prefills + session.batches):
-            raise exhausted(f"{self.settings.name} has {self.settings.queue_limit} hops under way", retry_after_ms=500)
+            raise exhausted(f"{self.settings.name} has {self.settings.queue_limit} hops in flight", retry_after_ms=500)
         limit = self.settings.queue_mb << 20
         # the queue limit counts steps, and one step may have a thousand batches
         if self.queued_bytes and self.queued_bytes + received_bytes > limit:
             raise exhausted(
                 f"{self.settings.name} has no memory for another message of {received_bytes} bytes: "
-                f"{self.queued_bytes} of {limit} are under way; "
-                "come back later, with fewer candidates if there are many",
+                f"{self.queued_bytes} of {limit} are in flight; "
+                "try again later, with fewer candidates if there are many",
                 retry_after_ms=500,
             )
         if isinstance(work, PictureWork):  # no state is kept between their hops, so any hop may open the session
@@ -65,7 +65,7 @@ class HopAdmission:
             assert isinstance(work, TextWork)
             extra_bytes = work.extra_bytes(parts, hop.capacity if session is None else session.capacity)
             opens, capacity = work.start == 0 or bool(hop.memory.prefix), hop.capacity
-        session = self._open(hop, work, parts, capacity, key, now_s) if opens else self._due(hop, work)
+        session = self._open(hop, work, parts, capacity, key, now_s) if opens else self._expected_session(hop, work)
         if isinstance(work, TextWork):
             self.sessions.book(hop.session, extra_bytes, now_s)
             session.length = work.start + work.remembered
@@ -82,10 +82,10 @@ class HopAdmission:
         if session.beginning is not None and isinstance(work, ReadWork):  # only what was computed can be kept
             clean = session.vocabulary.cut(job.hop.read.clean, 0, work.at_once)
             session.beginning.read(work.start, work.lengths, clean, session.vocabulary)
-        brought = outcome if result is None else result
-        if isinstance(brought, stage_pb2.Event):
-            brought.timings.extend(job.hop.timings)
-        brought.timings.add(
+        carrier = outcome if result is None else result
+        if isinstance(carrier, stage_pb2.Event):
+            carrier.timings.extend(job.hop.timings)
+        carrier.timings.add(
             host=self.settings.name,
             queue_ms=job.queue_ms,
             compute_ms=job.compute_ms,
@@ -130,16 +130,16 @@ class HopAdmission:
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
 
-    def _due(self, hop: stage_pb2.Hop, work: TextWork | PictureWork) -> HostSession:
+    def _expected_session(self, hop: stage_pb2.Hop, work: TextWork | PictureWork) -> HostSession:
         if isinstance(work, PictureWork):
-            session = self.sessions.due(hop.session, work.kind, work.number, 0)
+            session = self.sessions.expected_session(hop.session, work.kind, work.number, 0)
             if (needed := work.plan.evaluations) > session.capacity:
                 raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
             return session
-        session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
+        session = self.sessions.expected_session(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
         # a hop may claim another capacity than the one that opened the session
         if work.start + work.positions > session.capacity:
-            raise invalid(f"the session holds {session.capacity} positions only")
+            raise invalid(f"the session holds only {session.capacity} positions")
         if work.is_prefill and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
-            raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
+            raise invalid(f"a step can have at most {MAX_PREFILL_CHUNKS} pieces")
         return session

@@ -16,7 +16,7 @@ from stages.clock import monotonic
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
-    MAX_SURE,
+    MAX_CERTAINTY,
     Draft,
     DraftLength,
     DraftPlan,
@@ -50,10 +50,10 @@ class TreeGrower:
     """
 
     def __init__(
-        self, text: ModelText, worth: DraftLength, sampling: SamplingPlan, allowed: AllowedAfter | None = None
+        self, text: ModelText, sizing: DraftLength, sampling: SamplingPlan, allowed: AllowedAfter | None = None
     ) -> None:
         """:param allowed: tokens that a grammar allows after guesses that follow the text; None if it allows none."""
-        self.text, self.worth, self.sampling, self.allowed = text, worth, sampling, allowed
+        self.text, self.sizing, self.sampling, self.allowed = text, sizing, sampling, allowed
         self.vocabulary = text.model.vocabulary
 
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
@@ -65,7 +65,7 @@ class TreeGrower:
     def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
         """Add `levels` to a growth while each still pays, since the request waits for them."""
         begin = monotonic()
-        while self.goes_on(growth, plan) and next(levels, False):
+        while self.should_grow(growth, plan) and next(levels, False):
             growth.waited += 1
             growth.compute_ms = (monotonic() - begin) * 1000
 
@@ -102,9 +102,9 @@ class TreeGrower:
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
-        exponentials = np.exp(sums / self.worth.noise)
+        exponentials = np.exp(sums / self.sizing.noise)
         probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.where(is_sure[:, None], probs, np.minimum(probs, MAX_SURE))
+        chances = np.where(is_sure[:, None], probs, np.minimum(probs, MAX_CERTAINTY))
         chances = (chances * before[:, None]).flatten()
         first = len(growth.tokens)
         growth.tokens += tokens.flatten().tolist()
@@ -133,7 +133,7 @@ class TreeGrower:
                 sums[i, ~allowed], is_sure[i] = -np.inf, np.count_nonzero(allowed) == 1
         return is_sure
 
-    def goes_on(self, growth: Growth, plan: DraftPlan) -> bool:
+    def should_grow(self, growth: Growth, plan: DraftPlan) -> bool:
         """True where one more level pays."""
         if growth.levels >= plan.most or not growth.ends:
             return False
@@ -141,7 +141,7 @@ class TreeGrower:
             return True
         ends = [growth.chances[node] for node in growth.ends]
         if plan.guesses is None:
-            return self.worth.another_level(growth.chances, sum(ends), growth.levels * self.worth.level_ms)
+            return self.sizing.another_level(growth.chances, sum(ends), growth.levels * self.sizing.level_ms)
         among = sorted(growth.chances, reverse=True)[: plan.guesses]
         return len(among) < plan.guesses or max(ends) > among[-1]
 
@@ -167,7 +167,7 @@ class RunAhead:
             self._expected = np.append(self._expected, own.tokens)
             self._levels = self.grower.levels(self.growth, encode(self._expected), self.plan)
             return True
-        return self.grower.goes_on(self.growth, self.plan) and next(self._levels, False)
+        return self.grower.should_grow(self.growth, self.plan) and next(self._levels, False)
 
     def after(self, known: Tokens, plan: DraftPlan) -> Growth | None:
         """Guesses after `known`, with the levels worth waiting for; None if another text was expected."""
@@ -182,7 +182,7 @@ class DraftState:
     """State of a drafter in one session."""
 
     text: ModelText | None  # the text as read by the drafter's model; None without a model
-    worth: DraftLength  # the record that set the length of the last draft
+    sizing: DraftLength  # the record that set the length of the last draft
     draft: Draft = field(default_factory=Draft)  # the last one
     left_at: float = 0.0
     # The draft that follows, where it is drafted before verification.
@@ -238,7 +238,7 @@ class Drafter:
         begin = monotonic()
         if state.left_at and state.draft.tokens:
             self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)
-        state.draft, state.worth = Draft(), self.free if allowed is None else self.held
+        state.draft, state.sizing = Draft(), self.free if allowed is None else self.held
         if left > 1:
             plan = DraftPlan(
                 min(left - 1, MAX_DRAFT), min(limits.most, left - 1) or None, limits.branches or DEFAULT_BRANCHES
@@ -251,19 +251,19 @@ class Drafter:
         self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
     ) -> Draft:
         """Guesses after `known`."""
-        ahead, state.ahead, text, worth = state.ahead, None, state.text, state.worth
+        ahead, state.ahead, text, sizing = state.ahead, None, state.text, state.sizing
         if text is None:
-            found = looked_up(known, self.vocabulary, min(plan.guesses or worth.length(), plan.most))
-            return Draft(found, tuple(range(len(found))), (worth.acceptance,) * len(found))
+            found = prompt_lookup(known, self.vocabulary, min(plan.guesses or sizing.length(), plan.most))
+            return Draft(found, tuple(range(len(found))), (sizing.acceptance,) * len(found))
         if (room := text.capacity - len(known)) < 1:
             return Draft()
-        plan, grower = replace(plan, most=min(plan.most, room)), TreeGrower(text, worth, sampling, allowed)
+        plan, grower = replace(plan, most=min(plan.most, room)), TreeGrower(text, sizing, sampling, allowed)
         growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
         growth = growth or grower.grow(self.vocabulary.encode(known), plan)
-        draft = growth.draft(chosen(growth, plan, worth))
+        draft = growth.draft(chosen(growth, plan, sizing))
         # the last token of a text is never read, so the room left is for all remaining tokens but one
         room -= draft.first + 1
-        if room > 0 and allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
+        if room > 0 and allowed is None and sizing.acceptance**draft.first >= AHEAD_CHANCE:
             drafted = np.append(known, draft.tokens[: draft.first])
             state.ahead = RunAhead(grower, drafted, replace(plan, most=min(room, MAX_DRAFT), branches=1))
         return draft
@@ -272,10 +272,10 @@ class Drafter:
         """Book how much of the last draft the hosts accepted. written: the tokens that the step wrote."""
         draft = state.draft
         kept = draft.kept(written[:-1])
-        state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
+        state.sizing.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
 
 
-def looked_up(known: Tokens, vocabulary: Vocabulary, count: int) -> tuple[int, ...]:
+def prompt_lookup(known: Tokens, vocabulary: Vocabulary, count: int) -> tuple[int, ...]:
     """At most `count` tokens that followed the last time that a text ended like `known`."""
     least, most = MATCHED_BYTES if vocabulary == BYTES else MATCHED_TOKENS
     for length in range(min(most, len(known) - 1), least - 1, -1):

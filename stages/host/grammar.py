@@ -105,13 +105,13 @@ class Grammar:
 def with_tags_as_text(tokenizer: str) -> str:
     """A tokenizer's file with added tokens such as `<think>` in its vocabulary, unless they are marked as special:
     llguidance takes every added token in angle brackets for a control token, which no text has."""
-    told = json.loads(tokenizer)
-    vocabulary, added = told["model"].get("vocab"), told.get("added_tokens") or []
+    record = json.loads(tokenizer)
+    vocabulary, added = record["model"].get("vocab"), record.get("added_tokens") or []
     tags = [each for each in added if not each.get("special") and re.fullmatch("<[!-~]*>", each["content"])]
     if tags and isinstance(vocabulary, dict):
         vocabulary.update({each["content"]: each["id"] for each in tags})
-        told["added_tokens"] = [each for each in added if each not in tags]
-    return json.dumps(told)
+        record["added_tokens"] = [each for each in added if each not in tags]
+    return json.dumps(record)
 
 
 @lru_cache(maxsize=4)
@@ -121,7 +121,7 @@ def token_tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
 
     directory, size = source.directory, source.vocabulary.size
     text = read_companion(directory, source.manifest, TOKENIZER_NAME).decode()
-    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
+    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is not a tokenizer: {problem}")):
         return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
 
 

@@ -108,7 +108,7 @@ class Host:
             return 0.0
         since = monotonic() - STEPPING_S
         stepping = sum(session.stepped_at > since for session in self.sessions.sessions.values())
-        return company_wait_s(self.scheduler.arrived, stepping, self.scheduler.steps_ms)
+        return batching_wait_s(self.scheduler.arrived, stepping, self.scheduler.steps_ms)
 
     def _go(self) -> None:
         if self._going is not None:
@@ -156,11 +156,11 @@ class Host:
                     self._fault(job.hop, job.result)
             else:
                 self.counters.completed += 1
-                self._go_on(job, job.result)
+                self._continue(job, job.result)
             if self.meter is not None:
                 self.meter.ended(job)
 
-    def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
+    def _continue(self, job: ScheduledHop, outcome: Outcome) -> None:
         publish = partial(self.subscribers.publish, job.hop.router)
         for each in self.admission.computed(job, outcome, monotonic()):
             if isinstance(each, stage_pb2.Event):
@@ -204,14 +204,14 @@ class Host:
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         # a session released at its last token may have another hop under way; a restarted host knows of no sessions
         level = logging.INFO if hop.session in self.sessions.released else logging.WARNING
-        log.log(level, "request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+        log.log(level, "request %s failed: %s", hop.request or "(unnamed)", refusal.message, extra=names)
         self.sessions.release(hop.session)
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
         self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
 
 
-def company_wait_s(arrived: Sequence[ScheduledHop], stepping: int, pass_ms: float) -> float:
+def batching_wait_s(arrived: Sequence[ScheduledHop], stepping: int, pass_ms: float) -> float:
     """Seconds for which AR steps wait for steps of other texts, at most a quick pass. As many groups as hosts keep a
     ring busy; smaller groups never merge by themselves, and each costs every host a pass and a message.
 

@@ -45,11 +45,11 @@ class Sources:
             try:
                 releases.append(Release(name, self.plan(name)))
             except (OnesweepError, StatusError) as error:
-                log.warning("release %s is left out: %s", name, error)
+                log.warning("skipping release %s: %s", name, error)
         if not releases:
             return [self.given()]
         if self.store and self.checkpoint != self.store.path(releases[-1].name):  # else it was started with the newest
-            log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
+            log.info("release %s was deployed to this host: it replaces %s", releases[-1].name, self.checkpoint)
         return releases
 
     def given(self) -> Release:
@@ -63,12 +63,12 @@ class Sources:
             with contextlib.suppress(CheckpointError):
                 path = self.checkpoint if read_release_manifest(self.checkpoint).name == name else None
         if path is None:
-            raise not_found(f"release {quoted(name)} is not here: store it first")
+            raise not_found(f"release {quoted(name)} is not stored on this host: store it first")
         plan = plan_host(path, self.blocks)
         for source in plan.models.values():
             for block in plan.blocks:
                 if (part := source.manifest.parts[block]) is None or not has_size(source.directory / part.file, part):
-                    raise not_found(f"release {name} is not whole here: store it again")
+                    raise not_found(f"release {name} is incomplete on this host: store it again")
         return plan
 
 
@@ -99,13 +99,13 @@ class Loader:
                     release.parts = await loop.run_in_executor(self.host.compute, self._load, release.plan, ())
                     return
                 except Exception as error:
-                    others = releases.all[:-1] or self._given_instead(release)
+                    others = releases.all[:-1] or self._fallback_releases(release)
                     if not others:
-                        raise _known(error, self.host.settings.name) from None
-                    log.warning("release %s is left out: %s", release.name, error)
+                        raise _as_onesweep_error(error, self.host.settings.name) from None
+                    log.warning("skipping release %s: %s", release.name, error)
                     releases.all = others
 
-    def _given_instead(self, failed: Release) -> list[Release]:
+    def _fallback_releases(self, failed: Release) -> list[Release]:
         """The release that the host was started with, if it is another one and also fits."""
         with contextlib.suppress(OnesweepError):
             given = self.sources.given()
@@ -121,23 +121,23 @@ class Loader:
                 if release.parts is not None or release not in self.host.releases.all:
                     continue  # meanwhile it was loaded on request, or dropped
                 try:
-                    release.parts = await self._load_beside(release.plan)
+                    release.parts = await self._load_in_background(release.plan)
                 except Exception as error:
-                    log.warning("release %s is left out: %s", release.name, error)
+                    log.warning("skipping release %s: %s", release.name, error)
                     self.host.releases.all.remove(release)
 
     async def load(self, name: str, keep: Collection[str]) -> None:
         """Load a release as the newest one, and drop all others except those in `keep`. Raises StatusError."""
         self.require_store()
         if self._busy.locked():
-            raise aborted(f"{self.host.settings.name} is loading a release already")
+            raise aborted(f"{self.host.settings.name} is already loading a release")
         async with self._busy:
             try:
                 await self._make_newest(name, keep)
             except StatusError:
                 raise
             except Exception as error:
-                raise transfer_error(_known(error, self.host.settings.name)) from None
+                raise transfer_error(_as_onesweep_error(error, self.host.settings.name)) from None
         log.info("%s: release %s is loaded", self.host.settings.name, name)
 
     async def drop(self, name: str) -> None:
@@ -161,7 +161,7 @@ class Loader:
             self._check(release.plan)
             self._keep_only(keep, MAX_RELEASES - 1)
         if release.parts is None:
-            release.parts = await self._load_beside(release.plan)
+            release.parts = await self._load_in_background(release.plan)
         releases.all = [*(each for each in releases.all if each is not release), release]
         self._keep_only({name, *keep}, MAX_RELEASES)
         await self._tidy()
@@ -170,7 +170,7 @@ class Loader:
         check_cut(plan.parts, self.host.releases.newest.plan.parts)
         if plan.message_bytes() > self.message_bytes:
             raise CheckpointError(
-                f"its hops may take {plan.message_bytes()} bytes, {self.host.settings.name} was started for "
+                f"its hops may take {plan.message_bytes()} bytes, but {self.host.settings.name} was started for "
                 f"{self.message_bytes}: start it with this checkpoint"
             )
 
@@ -179,7 +179,7 @@ class Loader:
         releases = self.host.releases
         kept = [release for release in releases.all if release.name in keep] or [releases.newest]
         if len(kept) > most:
-            raise failed_precondition(f"a host holds {MAX_RELEASES} releases at most: keep fewer")
+            raise failed_precondition(f"a host can hold at most {MAX_RELEASES} releases: keep fewer")
         releases.all = kept
 
     async def _tidy(self) -> None:
@@ -194,7 +194,7 @@ class Loader:
 
         await in_low_priority_thread(tidy)
 
-    async def _load_beside(self, plan: HostPlan) -> Parts:
+    async def _load_in_background(self, plan: HostPlan) -> Parts:
         # Not in a process of its own: that would need another copy of torch, 200 MB, and a way to hand sessions over.
         return await in_low_priority_thread(lambda: self._load(plan, self.host.releases.loaded))
 
@@ -205,7 +205,7 @@ class Loader:
         finally:
             return_large_buffers()
         trim()  # memory left over from laying out matrices, before the warm-up allocates more
-        log.info("%s: trying what was read", self.host.settings.name)
+        log.info("%s: warming up the loaded weights", self.host.settings.name)
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
         for other in held:
             parts.quick_rows.update({digest: n for digest, n in other.quick_rows.items() if digest in plan.weights})
@@ -298,7 +298,7 @@ def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device:
     return rows
 
 
-def _known(error: Exception, host: str) -> OnesweepError:
+def _as_onesweep_error(error: Exception, host: str) -> OnesweepError:
     """`error` in a sentence for people; an unexpected error also goes into the log."""
     if isinstance(error, OnesweepError):
         return error

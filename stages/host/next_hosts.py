@@ -87,7 +87,7 @@ class NextHosts:
     def _open(self, address: str) -> None:
         relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
         relay.meter = self._meter(address) if self._meter is not None else None
-        relay.problem = f"the host at {address} was not reached yet"
+        relay.problem = f"the host at {address} has not been reached yet"
         self._relays[address] = relay
         self._keepers[address] = asyncio.create_task(self._keep(relay))
 
@@ -98,7 +98,7 @@ class NextHosts:
         if not address and len(self._relays) == 1:
             return next(iter(self._relays.values()))
         dialled = ", ".join(self._relays) or "no other host"
-        raise failed_precondition(f"no link to {address or 'one next host only'}: this host may go on to {dialled}")
+        raise failed_precondition(f"no link to {address or 'a single next host'}: this host may send to {dialled}")
 
     def wake(self) -> None:
         """Open the congestion windows of idle links, as work is on its way here."""
@@ -126,8 +126,8 @@ class NextHosts:
                 if problem:
                     await asyncio.sleep(RETRY_S)
                     continue
-                due = monotonic() + REVIEW_S
-                while relay.rtt_ms is not None and monotonic() < due:
+                review_at = monotonic() + REVIEW_S
+                while relay.rtt_ms is not None and monotonic() < review_at:
                     await asyncio.sleep(CHECK_S)
         finally:
             if warmer is not None:
@@ -196,7 +196,7 @@ class Subscribers:
     def publish(self, router: str, event: stage_pb2.Event) -> None:
         queue = self.queues.get(router)
         if queue is None or queue.full() or queue.bytes > MAX_WAITING_BYTES:
-            log.warning("an event of session %s is dropped: router %s does not read", event.session, router)
+            log.warning("dropping an event of session %s: router %s is not reading", event.session, router)
             return
         queue.bytes += event.ByteSize()
         queue.put_nowait(event)

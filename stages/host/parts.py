@@ -81,10 +81,10 @@ def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> Blo
 
 
 def _drafter(plan: HostPlan, source: ModelSource, threads: int) -> Drafter:
-    if plan.near is None:
+    if plan.draft_model is None:
         return Drafter(source.vocabulary)
-    log.info("reading the near model, which drafts: %s", plan.near)
-    model = WholeModel(plan.near, threads)
+    log.info("reading the draft model: %s", plan.draft_model)
+    model = WholeModel(plan.draft_model, threads)
     assert model.stages, "read before the host is ready, not by its first draft"
     return Drafter(source.vocabulary, model)
 

@@ -53,7 +53,7 @@ class HostPlan:
     blocks: tuple[int, ...]
     parts: int  # of a whole model
     models: Mapping[str, ModelSource]  # models that it holds parts of, by kind, in the order of MODEL_KINDS
-    near: Path | None = None  # local/, if its model uses the vocabulary of `ar`
+    draft_model: Path | None = None  # local/, if its model uses the vocabulary of `ar`
 
     @cached_property
     def draws(self) -> bool:
@@ -83,11 +83,11 @@ class HostPlan:
     def cpu_only(self) -> str:
         """Why no GPU computes these models, and what to do; empty if one can."""
         if self.draws:
-            return "models that draw compute on CPUs"
+            return "picture models run only on CPUs: use --device auto"
         for kind, source in self.pipelines.items():
             a = source.manifest.text_architecture
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":
-                return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
+                return f"{WEIGHT_WORDS[a.weights]} ({kind}) run only on CPUs: import the model with --weights float32"
         return ""
 
     @property
@@ -130,32 +130,32 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
         if not 0 <= block < parts:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
-        raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
-    near = None
+        raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: give a host neighbours, in order")
+    draft_model = None
     if bundle.local is not None and "ar" in models:
         manifest = read_manifest(bundle.local)
         # an older release store has only its manifest
         is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
         if is_here and manifest.tokens == models["ar"].manifest.tokens:
-            near = bundle.local
-    plan = HostPlan(blocks, parts, models, near)
+            draft_model = bundle.local
+    plan = HostPlan(blocks, parts, models, draft_model)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
-        raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
+        raise InputError(f"{checkpoint}: a hop may take {plan.message_bytes()} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return plan
 
 
 def check_blocks(blocks: int, parts: int) -> None:
     """Raise InputError unless a topology has as many blocks as a checkpoint has parts."""
     if blocks != parts:
-        raise InputError(f"the topology has {blocks} blocks, the checkpoint {parts}: make them agree")
+        raise InputError(f"the topology has {blocks} blocks, but the checkpoint {parts}: make them agree")
 
 
 def check_cut(parts: int, shared: int) -> None:
     """Raise CheckpointError unless a release is cut into the parts that the hosts divide among them."""
     if parts != shared:
         raise CheckpointError(
-            f"its models are cut into {parts} parts, these hosts share out {shared}: cut it alike, "
-            "or start the hosts anew with another topology"
+            f"its models are cut into {parts} parts, but these hosts share {shared}: cut it to match, "
+            "or restart the hosts with another topology"
         )
 
 
@@ -202,15 +202,15 @@ def weights_of(release: stage_pb2.Release) -> tuple[str, ...]:
 def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.DescribeResponse) -> str:
     """Why `other` cannot follow a host that holds `plans` in the ring; empty if it can."""
     plan = plans[-1]
-    due = (plan.blocks[-1] + 1) % plan.parts
-    if not other.blocks or other.blocks[0] != due:
-        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check the topology"
-    theirs = [weights_of(release) for release in other.releases]
-    if not theirs:
-        return f"{other.name} at {address} says nothing of its weights: run the same version of onesweep everywhere"
-    if any(mine.weights in theirs for mine in plans):
+    next_block = (plan.blocks[-1] + 1) % plan.parts
+    if not other.blocks or other.blocks[0] != next_block:
+        return f"{address} holds blocks {list(other.blocks)}, but block {next_block} must come next: check the topology"
+    held = [weights_of(release) for release in other.releases]
+    if not held:
+        return f"{other.name} at {address} does not report its weights: run the same version of onesweep everywhere"
+    if any(mine.weights in held for mine in plans):
         return ""
-    kind, mine, found = next(row for row in zip(MODEL_KINDS, plan.weights, theirs[-1], strict=True) if row[1] != row[2])
+    kind, mine, found = next(row for row in zip(MODEL_KINDS, plan.weights, held[-1], strict=True) if row[1] != row[2])
     return (
         f"{other.name} at {address} has the {kind} checkpoint {found[:12] or '(none)'}, "
         f"this host {mine[:12] or '(none)'}: give every host the same checkpoint"

@@ -48,8 +48,8 @@ def is_vouched(hop: stage_pb2.Hop, key: bytes) -> bool:
     """True if the router vouches for the `memory` of a hop at its place on the path. `key`: the router's, or none."""
     memory, at = hop.memory, hop.place
     given = memory.vouchers[at * VOUCHER_BYTES : (at + 1) * VOUCHER_BYTES]
-    due = voucher(key, hop.session, memory.space, memory.hosts[:at]) if key else b""
-    return len(memory.hosts) >= at and bool(key) and hmac.compare_digest(given, due)
+    expected = voucher(key, hop.session, memory.space, memory.hosts[:at]) if key else b""
+    return len(memory.hosts) >= at and bool(key) and hmac.compare_digest(given, expected)
 
 
 def path_digest(before: Sequence[str]) -> bytes:
@@ -133,7 +133,7 @@ class PrefixStore:
             pieces.append(piece)
             at = piece.last
         if at != beginning.root or len(digests) * ATTEND_POSITIONS != positions:
-            raise not_found(f"the first {positions} tokens are not in memory here any more; send the whole text")
+            raise not_found(f"the first {positions} tokens are no longer in this host's memory; send the whole text")
         beginning.digests, beginning.recalled = digests[::-1], pieces[::-1]
         self._touch([piece_key(each, beginning.path) for each in beginning.digests])
         self.hits += 1
@@ -194,8 +194,8 @@ class PrefixStore:
 
     def listing(self, known: int) -> stage_pb2.PrefixList:
         """The list for a router that already has version `known`."""
-        told = stage_pb2.PrefixList(version=self.version)
+        prefix_list = stage_pb2.PrefixList(version=self.version)
         if known != self.version:
             latest = list(reversed(self._pieces))[:MAX_LISTED]
-            told.digests = b"".join(key[:LISTED_BYTES] for key in latest)
-        return told
+            prefix_list.digests = b"".join(key[:LISTED_BYTES] for key in latest)
+        return prefix_list

@@ -379,7 +379,7 @@ def _one_by_one(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequ
             cache.length = length  # the call may have appended to some of them
         alone = None if job.result else _tried(compute, [member])
         if alone is None and job.result is None:
-            words = "no memory left on this host's device for the hop: come back later"
+            words = "no memory left on this host's device for the hop: try again later"
             job.result = exhausted(words, retry_after_ms=1000)
         results.append(alone[0] if alone else None)
     return results
@@ -396,5 +396,5 @@ def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[
         if len(members) == 1:
             _fail([members[0][0]])
         else:
-            log.warning("a call for %d hops failed; each is computed alone", len(members), exc_info=True)
+            log.warning("a batch of %d hops failed; computing each one alone", len(members), exc_info=True)
     return None

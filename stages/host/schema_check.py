@@ -74,16 +74,16 @@ def held_part(schema: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
     left_out = dict[str, None]()
 
     def held(keyword: str, value: object) -> bool:
-        told = keyword
+        feature = keyword
         if keyword == "format" and isinstance(value, str) and not _FORMATS.fullmatch(value):
-            told = f"format {value}"
-        elif keyword == "pattern" and isinstance(value, str) and _looks_around(value):
-            told = f"pattern {value}"
+            feature = f"format {value}"
+        elif keyword == "pattern" and isinstance(value, str) and _has_lookaround(value):
+            feature = f"pattern {value}"
         elif not _NOT_HELD.fullmatch(keyword):
             return True
         # no constraint: every name is a string
         if value is not False and not (keyword == "propertyNames" and value in (True, {}, {"type": "string"})):
-            left_out[told] = None
+            left_out[feature] = None
         return False
 
     def part(value: Any) -> Any:  # noqa: ANN401
@@ -103,7 +103,7 @@ def held_part(schema: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
     return part(schema), [*left_out]
 
 
-def _looks_around(pattern: str) -> bool:
+def _has_lookaround(pattern: str) -> bool:
     return any(found["escaped"] is None or found["escaped"] in "123456789bB" for found in _LOOKS.finditer(pattern))
 
 
@@ -117,7 +117,7 @@ def schema_problem(schema: str) -> str:
 
     Raises TimeoutExpired if the machine was too busy, which says nothing about the schema."""
     if (size := len(schema.encode())) > MAX_SCHEMA_BYTES:
-        return f"the JSON schema has {size} bytes, at most {MAX_SCHEMA_BYTES}: simplify it"
+        return f"the JSON schema has {size} bytes; the limit is {MAX_SCHEMA_BYTES}: simplify it"
     if absent := grammar_absent():
         return absent
     return _checked_apart(schema)
@@ -168,10 +168,10 @@ def compiled(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
     spacing: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=spacing)
-        if OF_CALLS in schema and OF_CALLS in (told := json.loads(schema)):
-            answer, given = told.pop(OF_CALLS), {"x-guidance": spacing}
+        if OF_CALLS in schema and OF_CALLS in (parsed := json.loads(schema)):
+            answer, given = parsed.pop(OF_CALLS), {"x-guidance": spacing}
             grammar = CALLS_GRAMMAR if answer is True else ANSWER_GRAMMAR + json.dumps(answer | given)
-            grammar += CALL_RULES + json.dumps(told | given)
+            grammar += CALL_RULES + json.dumps(parsed | given)
     except (ValueError, TypeError, RecursionError) as error:
         return str(error)
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES))

@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 # The health service's name for readiness; the empty name stands for liveness.
 SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
-NO_NEXT = "no next host: the topology has none that begins with the block after this host's last"
+NO_NEXT_HOST = "no next host: the topology has none that begins with the block after this host's last"
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
-STALL_FADES = 0.97  # with each HOUSEKEEPING_S: half is left after eleven seconds
+STALL_DECAY = 0.97  # with each HOUSEKEEPING_S: half is left after eleven seconds
 # A host that accepts releases accepts messages of this size, as the next release may need larger ones.
 MESSAGE_BYTES = 64 << 20
 ANSWER_S = 1.0  # time for the answer to the call that ends a waiting server
@@ -77,7 +77,7 @@ class StageServer:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         torch.set_num_threads(1)  # except in products: see stages/backends/rows.py
         seeing = self.settings.seeing
-        lookout = Telemetry(seeing, self.settings.security.insecure)
+        telemetry = Telemetry(seeing, self.settings.security.insecure)
         figures = HostCounters() if seeing.metrics else None
         host = self._host(figures)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
@@ -85,8 +85,8 @@ class StageServer:
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
         if figures is not None:
             expiry = Expiry(self.settings.security.tls)
-            lookout.serve(STAGE_METRICS, lambda: figures.read(service.description(), expiry))
-        vitals = await serve_health(checks, self.settings.health)
+            telemetry.serve(STAGE_METRICS, lambda: figures.read(service.description(), expiry))
+        health_server = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
         host.next_hosts.set_addresses(self.settings.next)
@@ -100,11 +100,11 @@ class StageServer:
         host.admission.stopping = True
         checks.stop()
         await drained(lambda: host.sessions.sessions, self.settings.drain_s)
-        await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
+        await asyncio.gather(server.stop(grace=0), health_server.stop(grace=0))
         await cancelled(tasks)
         host.close()
         await host.next_hosts.close()
-        await lookout.close()
+        await telemetry.close()
         if self.store and not self.seat:
             self.store.close()
         if self.failure:
@@ -116,7 +116,7 @@ class StageServer:
         def ended(task: asyncio.Task[None]) -> None:
             if stop.is_set() or task.cancelled() or (error := task.exception()) is None:
                 return
-            log.critical("%s cannot go on", self.settings.host.name, exc_info=error)
+            log.critical("%s cannot continue", self.settings.host.name, exc_info=error)
             self.failure = ServiceError(f"internal error: {error!r}; please report it with the log above")
             stop.set()
 
@@ -154,7 +154,7 @@ class StageServer:
         try:
             while True:
                 links, plan = host.next_hosts, self.first.plan
-                reason = links.problem if links.relays or (plan.is_first and plan.is_last) else NO_NEXT
+                reason = links.problem if links.relays or (plan.is_first and plan.is_last) else NO_NEXT_HOST
                 if reason != service.not_ready_reason:
                     log.info("%s: %s", host.settings.name, reason or "ready")
                 service.not_ready_reason = reason
@@ -220,12 +220,12 @@ class EmptyHost:
         seat = StageSeat(self.store, self.settings.security, self._room, changed)
         service = WaitingService(self.settings.host.name, seat, problem)
         server, checks, port = _new_server(service, MESSAGE_BYTES, self.settings)
-        vitals = await serve_health(checks, self.settings.health)
+        health_server = await serve_health(checks, self.settings.health)
         await server.start()
-        log.info("%s: waits for a stage on port %d", self.settings.host.name, port)
+        log.info("%s: waiting for a stage on port %d", self.settings.host.name, port)
         await changed.wait()
         checks.stop()
-        await asyncio.gather(server.stop(grace=ANSWER_S), vitals.stop(grace=0))
+        await asyncio.gather(server.stop(grace=ANSWER_S), health_server.stop(grace=0))
 
     def _room(self) -> stage_pb2.Room:
         caches = (self.settings.host.session_mb + self.settings.host.prefix_mb) << 20
@@ -268,7 +268,7 @@ async def housekeeping(host: Host) -> None:
     while True:
         begin = monotonic()
         await asyncio.sleep(HOUSEKEEPING_S)
-        host.stall_s = max(monotonic() - begin - HOUSEKEEPING_S, STALL_FADES * host.stall_s)
+        host.stall_s = max(monotonic() - begin - HOUSEKEEPING_S, STALL_DECAY * host.stall_s)
         host.sessions.expire(monotonic())
 
 

@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf import json_format
 
 from stages.checkpoint.files import replace_file
-from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
+from stages.checkpoint.release_store import COMPANIONS, ReleaseStore, Wants
 from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError
@@ -70,7 +70,7 @@ class StageSeat:
             parts = len(json.loads(next(manifests, b"{}"))["parts"])
         is_last = parts - 1 in blocks
         return lambda folder, part: (
-            is_last if folder == "local" else part in blocks or (folder == "ar" and part == BESIDE)
+            is_last if folder == "local" else part in blocks or (folder == "ar" and part == COMPANIONS)
         )
 
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
@@ -96,7 +96,7 @@ class StageSeat:
         """Change the next hosts. Sessions under way stay, except those whose next host is no longer linked."""
         held = read_assignment(self.store)
         if self.relink is None or held is None or held.blocks != given.blocks:
-            raise failed_precondition("this host does not serve these blocks: give it the release, too")
+            raise failed_precondition("this host does not serve these blocks: give it the release too")
         await in_thread(self._write, given)
         self.relink(given.next)
 
@@ -116,7 +116,7 @@ class StageSeat:
     async def round_trips(self, addresses: Sequence[str]) -> list[stage_pb2.LinkQuality]:
         """Measure small messages to each machine, over the same route as a hop. Raises StatusError."""
         if len(addresses) > MAX_NEXT:
-            raise invalid(f"at most {MAX_NEXT} machines can be measured at once")
+            raise invalid(f"a call can measure at most {MAX_NEXT} machines")
         relays = list[Relay]()
         try:
             for address in addresses:
@@ -140,7 +140,7 @@ async def _quality(relay: Relay, state_bytes: int, rate_bytes: int) -> stage_pb2
 def _seat_of(seat: StageSeat | None) -> StageSeat:
     if seat is None:
         raise failed_precondition(
-            "this host was started with a checkpoint: only one of `onesweep join` takes any stage"
+            "this host was started with a checkpoint: only a host started by `onesweep join` accepts a stage"
         )
     return seat
 
@@ -173,7 +173,7 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
         self._storing = asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
-        reason = self.problem or "it waits for a stage: give it one"
+        reason = self.problem or "it is waiting for a stage: give it one"
         return stage_pb2.DescribeResponse(
             name=self.name, version=VERSION, not_ready_reason=reason, protocol=PROTOCOL, room=self.seat.room()
         )
@@ -191,7 +191,7 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
         return _stored(lambda: self.seat.store, self._storing, requests, self.seat.wants)
 
     async def _refuse(self, request: object, context: Context) -> NoReturn:
-        raise unavailable(f"{self.name} waits for a stage")
+        raise unavailable(f"{self.name} is waiting for a stage")
 
     Push = Subscribe = Release = Drop = _refuse  # type: ignore[assignment]
 
@@ -213,7 +213,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             if (session := self.host.sessions.sessions.get(name)) is not None:
                 self.host.sessions.renew(session, monotonic())
         if len(request.faulty) > MAX_FAULTY:
-            raise invalid(f"at most {MAX_FAULTY} faulty hosts can be named at once")
+            raise invalid(f"a call can name at most {MAX_FAULTY} faulty hosts")
         if (peer := identity_of(context)) is None or peer.role == ROUTER:
             self.host.prefixes.forget(request.faulty)
         description = self.description()
@@ -231,7 +231,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             ready=not reason,
             not_ready_reason=reason,
             links=[
-                stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)
+                stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.min_rtt_ms or 0.0, problem=relay.problem)
                 for relay in self.host.next_hosts.relays
             ],
             counters=self.host.counters_now(),
@@ -250,7 +250,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         sender = None if peer is None else partial(check_sender, context, peer)
         async for batch in batches:
             if len(batch.hops) > MAX_HOPS:
-                raise invalid(f"a batch of {len(batch.hops)} hops; at most {MAX_HOPS} travel together")
+                raise invalid(f"a batch has {len(batch.hops)} hops; the limit is {MAX_HOPS}")
             ack = self.host.take(batch, sender)
             if ack.rejections or not batch.quiet:
                 yield ack
@@ -258,7 +258,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         check_label(request.router, "router")
         if len(request.key) not in (0, KEY_BYTES):
-            raise invalid(f"a key for vouchers has {KEY_BYTES} bytes, not {len(request.key)}")
+            raise invalid(f"a voucher key must have {KEY_BYTES} bytes, not {len(request.key)}")
         try:
             async with aclosing(self.host.subscribers.listen(request.router, request.key)) as events:
                 async for event in events:
@@ -269,7 +269,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:
-            raise invalid(f"at most {MAX_RELEASED} sessions can be released at once")
+            raise invalid(f"a call can release at most {MAX_RELEASED} sessions")
         own = self._own(request.sessions, context)
         response = stage_pb2.ReleaseResponse(released=await self.host.end(own))
         if request.HasField("prefixes"):
@@ -287,7 +287,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
         if request.reply_bytes > MAX_PROBE_BYTES:
-            raise invalid(f"an answer has at most {MAX_PROBE_BYTES} bytes")
+            raise invalid(f"an answer can have at most {MAX_PROBE_BYTES} bytes")
         if request.padding:  # a request is coming: its state should find every congestion window open
             self.host.next_hosts.wake()
         return stage_pb2.WarmResponse(padding=bytes(request.reply_bytes))
@@ -298,7 +298,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             response.links.extend(await _seat_of(self.seat).round_trips(request.to))
             return response
         if not 1 <= request.bytes <= MAX_PROBE_BYTES:
-            raise invalid(f"a probe sends 1 to {MAX_PROBE_BYTES} bytes")
+            raise invalid(f"a probe must send 1 to {MAX_PROBE_BYTES} bytes")
         if self._probing.locked():
             raise exhausted("another probe is running", retry_after_ms=2000)
         async with self._probing:
@@ -320,7 +320,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         if folder == "local":
             return plan.is_last and not plan.draws
         # the last host needs the tokenizer to hold texts to a schema
-        return part in self.host.blocks or (folder == "ar" and part == BESIDE and plan.is_last)
+        return part in self.host.blocks or (folder == "ar" and part == COMPANIONS and plan.is_last)
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         if request.HasField("assignment"):

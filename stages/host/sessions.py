@@ -109,7 +109,7 @@ class SessionStore:
         :param drafts: include the memory of a drafter.
         """
         if name in self.sessions:
-            raise already_exists(f"session {name!r} is open already")
+            raise already_exists(f"session {name!r} is already open")
         if name in self.released:
             raise not_found(f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
@@ -126,7 +126,7 @@ class SessionStore:
                 }
             except torch.OutOfMemoryError:
                 raise exhausted(
-                    f"no memory on {parts.device} for a session of {capacity} positions ({need} bytes): come back "
+                    f"no memory on {parts.device} for a session of {capacity} positions ({need} bytes): try again "
                     "later or lower --session-mb",
                     retry_after_ms=1000,
                 ) from None
@@ -153,11 +153,11 @@ class SessionStore:
         if self.bytes + need > self.budget_bytes:
             raise exhausted(
                 f"no memory for another session: {need} bytes needed, {self.budget_bytes - self.bytes} of "
-                f"{self.budget_bytes} free; come back later or raise --session-mb",
+                f"{self.budget_bytes} free; try again later or raise --session-mb",
                 retry_after_ms=1000,
             )
 
-    def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
+    def expected_session(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
         """The session that a sweep or step continues with.
 
         Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
@@ -169,24 +169,24 @@ class SessionStore:
                 f"unknown session {name!r}: its lease ran out or this host was restarted; start the request again",
             )
         if session.kind != kind:
-            raise invalid(f"session {name!r} is of the {session.kind} model, not of {kind}")
+            raise invalid(f"session {name!r} belongs to the {session.kind} model, not to {kind}")
         if number < session.next_number:
-            raise already_exists(f"sweep {number} of session {name!r} was accepted before")
+            raise already_exists(f"sweep {number} of session {name!r} was already accepted")
         if number > session.next_number:
-            raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
+            raise failed_precondition(f"sweep {number} of session {name!r} arrived before sweep {session.next_number}")
         if batch < session.batches:
-            raise already_exists(f"batch {batch} of step {number} of session {name!r} was accepted before")
+            raise already_exists(f"batch {batch} of step {number} of session {name!r} was already accepted")
         if batch > session.batches or (batch and start < session.length):
             raise failed_precondition(
-                f"batch {batch} of step {number} of session {name!r} at {start} came where batch {session.batches} at "
-                f"{session.length} is due"
+                f"batch {batch} of step {number} of session {name!r} at {start} came, but batch {session.batches} at "
+                f"{session.length} must come next"
             )
         if session.prefills and start < session.length:
-            raise already_exists(f"the piece of sweep {number} of session {name!r} at {start} was accepted before")
+            raise already_exists(f"the piece of sweep {number} of session {name!r} at {start} was already accepted")
         # a step may go back to before rejected draft tokens
         if start > session.length or (start < session.length and kind == "chain"):
             raise failed_precondition(
-                f"session {name!r} has read {session.length} positions, the sweep continues at {start}"
+                f"session {name!r} has read {session.length} positions, but the sweep continues at {start}"
             )
         return session
 

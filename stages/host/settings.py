@@ -30,7 +30,7 @@ class HostSettings:
     prefix_mb: int = setting(256, "memory for earlier prompts, 0 = off", least=0, rare=True)
     lease_s: float = setting(60.0, "free an unused session after", above=0, rare=True)
     # The host refuses one more.
-    queue_limit: int = setting(64, "hops under way", above=0, rare=True)
+    queue_limit: int = setting(64, "hops in flight", above=0, rare=True)
     # Limits messages of hops under way, until the next host has them; one more is refused. Their decoded contents take
     # up to four times as much in addition.
     queue_mb: int = setting(256, "memory for their messages", above=0, rare=True)
@@ -38,7 +38,7 @@ class HostSettings:
     # A name for `device_for`; caches are on this device, too.
     device: str = setting(
         AUTO,
-        "where hosts compute, caches included",
+        "where hosts compute and keep their caches",
         shown="auto: a GPU that computes the model, else the CPU",
         metavar="cpu|cuda[:N]",
     )
@@ -58,13 +58,13 @@ class ServerSettings:
     threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
     security: Security = LOOPBACK_ONLY
     # The directory of releases deployed to this server; None: it accepts none.
-    releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    releases: Path | None = setting(None, "directory for deployed releases (none: accepts none)", metavar="DIR")
     # For probes, which have no certificate.
-    health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
+    health: str | None = setting(None, "also answer health checks at this address, in plain text", metavar="HOST:PORT")
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     # How long a stopping server continues with the requests that it has begun.
-    drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)
-    signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)
+    drain_s: float = setting(DRAIN_S, "time for running requests to finish", above=0, rare=True)
+    signers: Path | None = setting(None, "public keys, in a file: accept only releases signed by one (any)", rare=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StageSettings(ServerSettings):
     next: tuple[str, ...]  # addresses of the hosts that may come after this one
     host: HostSettings
     # None: anyone who can dial it, or who has a certificate.
-    tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
+    tokens: Path | None = setting(None, "tokens of those who may use it on loopback: `up` makes them")
     follow_next: FollowNext | None = None
     parts: int | None = None  # blocks of the topology, if there is one
     model: Path | None = None  # a copy of the model on this machine, from which it takes its stage

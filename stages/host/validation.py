@@ -40,7 +40,7 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
     :param is_open: its session is open, and has the same router and path."""
     kind_of_work = hop.WhichOneof("work")
     if kind_of_work is None:
-        raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
+        raise invalid("the message carries no work: neither sweep nor step; check that its sender runs this version")
     _check_envelope(hop, is_open)
     message: AnyWork = getattr(hop, kind_of_work)
     if plan.draws and kind_of_work in TEXT:
@@ -49,7 +49,7 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
         raise failed_precondition("this checkpoint writes text: ask for text with `onesweep generate`")
     kind, source = _model(hop, plan, MODELS[kind_of_work])
     if message.number > MAX_NUMBER:
-        raise invalid(f"sweep {message.number} of a session; the largest number is {MAX_NUMBER}")
+        raise invalid(f"a session's sweep has number {message.number}; the limit is {MAX_NUMBER}")
     noun = "block" if isinstance(message, stage_pb2.Sweep | stage_pb2.Draw) else "stage"
     if (part := getattr(message, noun)) != plan.blocks[0]:
         held = ",".join(map(str, plan.blocks))
@@ -85,11 +85,11 @@ def _check_envelope(hop: stage_pb2.Hop, is_open: bool) -> None:
         check_label(hop.router, "router")
         check_label(hop.session, "session")
         if len(hop.path) > MAX_TIMINGS:
-            raise invalid(f"a path of {len(hop.path)} hosts; a sweep passes at most {MAX_TIMINGS}")
+            raise invalid(f"the path has {len(hop.path)} hosts; the limit is {MAX_TIMINGS}")
         for address in hop.path:
             check_label(address, "an address on the path", MAX_ADDRESS)
     if hop.place >= max(len(hop.path), 1):
-        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
+        raise invalid(f"place {hop.place} is not on a path of {len(hop.path)} hosts")
     check_timings(hop.timings)
     if hop.request:  # names end up in logs
         check_label(hop.request, "request")
@@ -98,21 +98,21 @@ def _check_envelope(hop: stage_pb2.Hop, is_open: bool) -> None:
 def _check_memory(hop: stage_pb2.Hop) -> None:
     memory, read = hop.memory, hop.read
     if not hop.HasField("read"):
-        raise invalid("memory is of the texts that a pipeline reads: this hop carries other work")
+        raise invalid("only a hop that reads text can use memory: this one carries other work")
     if read.score.batch:
-        raise invalid("a later batch of candidates opens no session: its message has no place in memory")
+        raise invalid("a later batch of candidates opens no session: its message cannot use memory")
     if len(memory.space) != SPACE_BYTES:
-        raise invalid(f"a space in memory has {SPACE_BYTES} bytes, not {len(memory.space)}")
+        raise invalid(f"a space in memory must have {SPACE_BYTES} bytes, not {len(memory.space)}")
     hosts = max(len(hop.path), 1)
     if len(memory.hosts) > hosts or len(memory.vouchers) > hosts * VOUCHER_BYTES:
         raise invalid(f"memory names more hosts than the {hosts} of the path")
     for instance in memory.hosts:
         check_label(instance, "an instance of a host", MAX_INSTANCE)
     if not memory.prefix and read.start:
-        raise invalid(f"a session opens at 0, or after a kept prefix, not at {read.start}")
+        raise invalid(f"a session must start at 0 or after a kept prefix, not at {read.start}")
     if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not read.start or read.start % ATTEND_POSITIONS):
         grid = f"a multiple of {ATTEND_POSITIONS}"
-        raise invalid(f"a kept prefix has a digest of {DIGEST_BYTES} bytes, and ends at {grid}")
+        raise invalid(f"a kept prefix must have a digest of {DIGEST_BYTES} bytes and end at {grid}")
 
 
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
@@ -127,6 +127,6 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
         raise failed_precondition(f"this host has no {kinds[0]} model; its checkpoint directory lacks {lacking}")
     shown = ", ".join(f"{source.digest[:12]} ({kind})" for kind, source in held.items())
     raise failed_precondition(
-        f"the request is for the checkpoint {hop.digest[:12] or '(none)'}, this host has {shown}: "
+        f"the request is for the checkpoint {hop.digest[:12] or '(none)'}, but this host has {shown}: "
         "give every host the same checkpoint"
     )

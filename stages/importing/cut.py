@@ -115,7 +115,7 @@ def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
     rooms = named and f" (room: {named})"
     if needed > room:
         return (
-            f"the weights take {needed:,.0f} MB, the hosts have room for {room:,.0f}: "
+            f"the weights take {needed:,.0f} MB, but the hosts have room for {room:,.0f}: "
             f"{needed - room:,.0f} MB are missing; add memory or hosts{rooms}"
         )
     layer, first, last = (

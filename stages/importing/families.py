@@ -199,7 +199,7 @@ def _gemma3_options(config: Config) -> dict[str, Any]:
     local = rope_of(config, SLIDING) if SLIDING in (config.get("rope_parameters") or {}) else {}
     theta = config.get("rope_local_base_freq") or local.get("rope_theta") or SLIDING_THETA
     if local.get("rope_type", "default") != "default":
-        raise CheckpointError(f"rotary scaling {local['rope_type']!r} of layers that slide is not supported")
+        raise CheckpointError(f"rotary scaling {local['rope_type']!r} of sliding layers is not supported")
     if "window" in options:
         options["window"] = replace(options["window"], rope_theta=float(theta))
     return {"qk_norm": "head", **_gemma_options(config), **options}
@@ -225,8 +225,8 @@ def family_named(name: object) -> ModelFamily:
     found = next((family for family in FAMILIES if family.name == name), None)
     if found is None:
         known = ", ".join(family.name for family in FAMILIES)
-        said = f"the architecture {name} is not supported" if name else "config.json names no model in `architectures`"
-        raise CheckpointError(f"{said}; there are {known}")
+        cause = f"the architecture {name} is not supported" if name else "config.json names no model in `architectures`"
+        raise CheckpointError(f"{cause}; supported: {known}")
     return found
 
 
@@ -237,5 +237,5 @@ def gguf_family(name: object, is_mixture: bool) -> ModelFamily:
     found = known.get(name) if isinstance(name, str) else None
     if found is None:
         kind = " as a mixture of experts" if is_mixture else ""
-        raise CheckpointError(f"the architecture {name!r}{kind} is not supported; in GGUF, {', '.join(known)} are")
+        raise CheckpointError(f"the architecture {name!r}{kind} is not supported; GGUF has {', '.join(known)}")
     return found

@@ -104,7 +104,7 @@ class ModelFamily:
             raise CheckpointError("a bias in the MLP (mlp_bias) is not supported")
         if (activation := config.get(self.activation[0]) or self.activation[1]) not in ACTIVATIONS:
             known = " and ".join(ACTIVATIONS)
-            raise CheckpointError(f"the activation {activation!r} is not supported; there are {known}")
+            raise CheckpointError(f"the activation {activation!r} is not supported; supported: {known}")
         fields = {
             "layers": (config["num_hidden_layers"],),
             "width": width,
@@ -141,7 +141,7 @@ def refused_with(what: str) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise CheckpointError(f"{what} does not say {error.args[0]}") from None
+        raise CheckpointError(f"{what} does not give {error.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError, ShapeError) as error:
         raise CheckpointError(f"{what} cannot be read: {error}") from None
 
@@ -171,7 +171,7 @@ def _within(config: Config, name: str) -> dict[str, Any]:
 def _scaling(rope: Config) -> RopeScaling | LinearScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in SCALINGS:
-        raise CheckpointError(f"rotary scaling {kind!r} is not supported; there are none, 'linear' and 'llama3'")
+        raise CheckpointError(f"rotary scaling {kind!r} is not supported; supported: none, 'linear' and 'llama3'")
     if kind == "default":
         return None
     if kind == "linear":
@@ -196,7 +196,7 @@ def sliding_layers(config: Config, otherwise: Iterable[int]) -> list[int]:
     if kinds is None:
         return list(otherwise)
     if len(kinds) != config["num_hidden_layers"] or not all(kind in (FULL, SLIDING) for kind in kinds):
-        raise CheckpointError(f"layer_types must name each layer {FULL} or {SLIDING}")
+        raise CheckpointError(f"layer_types must list {FULL} or {SLIDING} for each layer")
     return [i for i, kind in enumerate(kinds) if kind == SLIDING]
 
 

@@ -244,21 +244,21 @@ def check_loss(source: Source, tokens: Sequence[int], is_untrained: bool, done: 
     found, limit = losses(source, tokens, variants, done), math.log(source.architecture.vocabulary)
     own = found[0] if math.isfinite(found[0]) else math.inf
     if is_untrained and own == math.inf:
-        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
+        raise CheckpointError("the loss of these weights on the probe text is not finite: they are damaged")
     best, cause = _best(found, variants)
-    mended = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
-    if is_untrained or (own < NEAR_UNTRAINED * limit and best > mended):
+    threshold = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
+    if is_untrained or (own < NEAR_UNTRAINED * limit and best > threshold):
         return own
-    if best > mended:
+    if best > threshold:
         others = [variants[0], *omissions(source)]
         best, cause = _best(losses(source, tokens, others, done), others)
-    untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is what untrained weights give"
-    said = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
-    if best <= mended:
-        raise CheckpointError(f"{said}; with {cause} it is {best:.2f}: most likely that is the cause")
+    untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is the loss of untrained weights"
+    message = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
+    if best <= threshold:
+        raise CheckpointError(f"{message}; with {cause} it is {best:.2f}: that is the likely cause")
     raise CheckpointError(
-        f"{said}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
-        "it; random weights are imported with --untrained"
+        f"{message}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor "
+        "fixes it; to import random weights, give --untrained"
     )
 
 

@@ -52,7 +52,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
                 return super()._get_field_parts(orig_offs, raw_type)
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             if count[0] > MAX_ELEMENTS:
-                raise ValueError(f"an array of {count[0]} elements; at most {MAX_ELEMENTS} are read")
+                raise ValueError(f"an array has {count[0]} elements; the limit is {MAX_ELEMENTS}")
             scalar = self.gguf_scalar_to_np.get(int(kind[0]))
             # The package reads one element at a time, which would take seconds for a vocabulary.
             if scalar is not None:
@@ -91,7 +91,7 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return fields, tensors
     if (named := PART.fullmatch(path.name)) is None:
         raise CheckpointError(
-            f"{path} is one of {count} files of a model: give all of them the names that they were published with, "
+            f"{path} is one of {count} files of a model: keep the names that they were published with, "
             f"such as NAME-00001-of-{count:05}.gguf"
         )
     paths = [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[2] or ''}") for i in range(count)]
@@ -110,8 +110,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:  # the reader's errors on damaged files have no common class
         problem, advice = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error)), "fetch it again"
         if version := re.search(r"Sorry.* version (\d+)", problem):
-            problem, advice = f"it says version {version[1]}", "take a file of version 2 or 3"
-        raise CheckpointError(f"{path} is no GGUF file, or is damaged ({problem}); {advice}") from None
+            problem, advice = f"it has version {version[1]}", "use a file of version 2 or 3"
+        raise CheckpointError(f"{path} is not a GGUF file, or is damaged ({problem}); {advice}") from None
     return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -152,7 +152,7 @@ class GgufSource(Source):
         self._fields, self._tensors = _read_parts(path)
         self._factors = self._tensors.pop(ROPE_FACTORS, None)
         self._name = self._fields.get("general.architecture")
-        self.family = gguf_family(self._name, bool(self._says("expert_count", 0)))
+        self.family = gguf_family(self._name, bool(self._metadata_value("expert_count", 0)))
         self._check_quantisations()
         with refused_with(str(path)):
             a = self._shape_of()
@@ -227,7 +227,7 @@ class GgufSource(Source):
             except Exception as error:
                 raise CheckpointError(
                     f"{self.path}: tensor {tensor.name} is quantised as {kind.name}, which the package gguf cannot "
-                    f"read ({error}); take a file in Q4, Q5, Q6, Q8, F16 or BF16"
+                    f"read ({error}); use a file in Q4, Q5, Q6, Q8, F16 or BF16"
                 ) from None
 
     def _shape_of(self) -> LlamaArchitecture:
@@ -235,39 +235,39 @@ class GgufSource(Source):
         a = self.family.architecture(config | self.family.gguf_settings(config))
         if (turned := config["rotary_dim"]) != (a.rotary_dim or a.head_dim):
             raise CheckpointError(
-                f"{turned} of a head's {a.head_dim} numbers are rotated; only models that rotate all are read"
+                f"{turned} of a head's {a.head_dim} numbers are rotated; only models that rotate all are supported"
             )
         if a.attention_bias == "none" and "blk.0.attn_q.bias" in self._tensors:
             return replace(a, attention_bias="qkv")
         return a
 
-    def _says(self, name: str, *default: Any) -> Any:  # noqa: ANN401
+    def _metadata_value(self, name: str, *default: Any) -> Any:  # noqa: ANN401
         """Metadata of the architecture. Raises KeyError if the file has none, and there is no default."""
-        unsaid = METADATA | OF_ARCHITECTURE.get(str(self._name), {})
+        defaults = METADATA | OF_ARCHITECTURE.get(str(self._name), {})
         for each in (name, OLDER_NAMES.get(name, name)):
             if (found := self._fields.get(f"{self._name}.{each}")) is not None:
                 return found
-        if name not in unsaid and not default:
+        if name not in defaults and not default:
             raise KeyError(f"{self._name}.{name}")
-        return unsaid.get(name, *default)
+        return defaults.get(name, *default)
 
     def _settings(self) -> dict[str, Any]:
         """The metadata as in a config.json."""
-        config = {theirs: self._says(name) for theirs, name in _NEEDED.items()}
-        optional = {theirs: self._says(name, None) for theirs, name in _OPTIONAL.items()}
-        config |= {theirs: value for theirs, value in optional.items() if value is not None}
+        config = {key: self._metadata_value(name) for key, name in _NEEDED.items()}
+        optional = {key: self._metadata_value(name, None) for key, name in _OPTIONAL.items()}
+        config |= {key: value for key, value in optional.items() if value is not None}
         embedding = self._tensors.get("token_embd.weight")
-        tokens = self._says("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
+        tokens = self._metadata_value("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
         config["vocab_size"] = tokens if embedding is None else next(iter(_shape(embedding)), 0)
-        epsilon = float(f"{self._says('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
+        epsilon = float(f"{self._metadata_value('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        scaling, factor = self._says("rope.scaling.type"), self._says("rope.scaling.factor")
+        scaling, factor = self._metadata_value("rope.scaling.type"), self._metadata_value("rope.scaling.factor")
         if any(name in self._tensors for name in LONG_ROPE):
             scaling = "longrope"
         is_plain = scaling == "none" or (scaling == "linear" and factor in (0, 1))
         rope = {"rope_type": "default" if is_plain else scaling, "factor": factor}
-        turned = self._says("rope.dimension_count", head_dim)
+        turned = self._metadata_value("rope.dimension_count", head_dim)
         config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
         if isinstance(pattern := config.get("sliding_window_pattern"), list):
             config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]
@@ -283,7 +283,7 @@ class GgufSource(Source):
         for scaling in LLAMA3_SCALINGS:
             if found.shape == frequency.shape and torch.allclose(stretch(frequency, scaling), found, rtol=1e-4):
                 return replace(plain, rope_scaling=scaling)
-        raise CheckpointError(f"{ROPE_FACTORS} holds rotary scaling that is none of Llama 3's")
+        raise CheckpointError(f"{ROPE_FACTORS} holds rotary scaling other than Llama 3's")
 
 
 def half_split(weight: Tensor, heads: int) -> Tensor:

@@ -26,12 +26,12 @@ from stages.importing.speech import (
 # Token numbers by `tokenizer.ggml.model`; numbers beyond the vocabulary mean none, as does a `gpt2` token that is
 # plain text: 11 is a comma in most vocabularies.
 IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {"bos": 11, "eos": 11}}
-CUT = "default"  # `tokenizer.ggml.pre`, how `gpt2` cuts text before merging
+DEFAULT_PRETOKENIZER = "default"  # `tokenizer.ggml.pre`, how `gpt2` cuts text before merging
 BEGINNING = {"llama", "llama-bpe"}  # tokenizer models, and ways of cutting, whose texts begin with a token
 # Other names of a way of cutting.
-SAME_CUT = dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), "llama-bpe")
-SAME_CUT |= dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum"), "gpt-2")
-SAME_CUT |= dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez"), "qwen2")
+SAME_PRETOKENIZER = dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), "llama-bpe")
+SAME_PRETOKENIZER |= dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum"), "gpt-2")
+SAME_PRETOKENIZER |= dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez"), "qwen2")
 
 # Defaults of the architecture's metadata, named without its prefix.
 METADATA = {"rope.freq_base": 10000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
@@ -50,7 +50,7 @@ LISTED = "tokenizer.chat_templates"  # names of the other templates
 SPACE = "▁"  # SentencePiece's space
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, by the names of their fields
 NAMED = ("bos", "unknown", *ENDS)
-_INSTEAD = "put the model's own tokenizer.json beside the file"
+_REMEDY = "put the model's own tokenizer.json next to the file"
 
 
 @dataclass(frozen=True)
@@ -76,45 +76,45 @@ class GgufVocabulary:
 
 def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     """Read a file's metadata. Raises CheckpointError for a field of a type or size that the format does not allow."""
-    said = _Said(fields)
-    model = said.one("model", str, "")
+    reader = _FieldReader(fields)
+    model = reader.one("model", str, "")
     are_pieces = model == SENTENCEPIECE
-    tokens = said.array("tokens", (str,), "texts")
+    tokens = reader.array("tokens", (str,), "texts")
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # named as in llama.cpp
-    told = said.array("token_type", (int,), "whole numbers", len(tokens))
-    kinds = told or [NORMAL] * len(tokens)
-    scores = said.array("scores", (float, int), "numbers", len(tokens))
+    token_types = reader.array("token_type", (int,), "whole numbers", len(tokens))
+    kinds = token_types or [NORMAL] * len(tokens)
+    scores = reader.array("scores", (float, int), "numbers", len(tokens))
     if any(math.isnan(score) for score in scores):
-        raise CheckpointError("tokenizer.ggml.scores holds what is no number: the file is damaged, fetch it again")
+        raise CheckpointError("tokenizer.ggml.scores holds NaN: the file is damaged, fetch it again")
     if are_pieces:  # user-defined tokens are matched in the text as written
         spelled = zip(tokens, kinds, strict=True)
         tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
-    unsaid = {name: i for name, i in IDS.get(model, {}).items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
-    given = {name: said.number(name, len(tokens), unsaid.get(name)) for name in NAMED}
+    default_ids = {name: i for name, i in IDS.get(model, {}).items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
+    given = {name: reader.number(name, len(tokens), default_ids.get(name)) for name in NAMED}
     # Tokens that end a text are matched as written, whatever kind the file gives them; if it gives no kinds, so are all
     # tokens with a special role.
-    parts = NAMED if not told else ENDS
+    parts = NAMED if not token_types else ENDS
     template = str(fields.get(TEMPLATE, ""))
     marks = {number for name, number in given.items() if name in parts}
     marks |= {i for i, token in enumerate(tokens) if token in TURN_ENDS + TEXT_ENDS and is_mark(token, template)}
     kinds = [CONTROL if i in marks and kind != UNKNOWN else kind for i, kind in enumerate(kinds)]
-    pre = said.one("pre", str, "") or CUT
-    begins = model in BEGINNING or SAME_CUT.get(pre, pre) in BEGINNING
+    pre = reader.one("pre", str, "") or DEFAULT_PRETOKENIZER
+    begins = model in BEGINNING or SAME_PRETOKENIZER.get(pre, pre) in BEGINNING
     return GgufVocabulary(
         model,
         pre,
         tokens,
         kinds,
         scores,
-        said.array("merges", (str,), "texts"),
+        reader.array("merges", (str,), "texts"),
         given,
-        said.one("add_bos_token", bool, begins) and given["bos"] is not None,
-        said.one("add_space_prefix", bool, True),
-        bool(fields.get("tokenizer.ggml.precompiled_charsmap")) or said.one("remove_extra_whitespaces", bool, False),
+        reader.one("add_bos_token", bool, begins) and given["bos"] is not None,
+        reader.one("add_space_prefix", bool, True),
+        bool(fields.get("tokenizer.ggml.precompiled_charsmap")) or reader.one("remove_extra_whitespaces", bool, False),
     )
 
 
-class _Said:
+class _FieldReader:
     """Reads fields by the end of their names."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ class _Said:
             raise CheckpointError(f"tokenizer.ggml.{name} must hold {what}: the file is damaged, fetch it again")
         if found and size is not None and len(found) != size:
             raise CheckpointError(
-                f"tokenizer.ggml.{name} is of {len(found)} tokens, the file has {size}: it is damaged, fetch it again"
+                f"tokenizer.ggml.{name} has {len(found)} tokens, not {size}: the file is damaged, fetch it again"
             )
         return found
 
@@ -177,11 +177,11 @@ _OWN_WORDS = ("smollm", "gpt-2")  # these leave the cutting into words to the la
 
 def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """The steps of its tokenizer.json. Raises CheckpointError for an unknown way of cutting."""
-    pre = SAME_CUT.get(vocabulary.pre, vocabulary.pre)
+    pre = SAME_PRETOKENIZER.get(vocabulary.pre, vocabulary.pre)
     if pre not in SPLITS:
         raise CheckpointError(
-            f"the tokenizer in this file ('gpt2', cut as {pre!r}) cannot be rebuilt from it; those cut as "
-            f"{', '.join(SPLITS)} can: {_INSTEAD}"
+            f"the tokenizer in this file ('gpt2', split as {pre!r}) cannot be rebuilt from it; those split as "
+            f"{', '.join(SPLITS)} can: {_REMEDY}"
         )
     words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pre in _OWN_WORDS}
     return {
@@ -198,7 +198,7 @@ def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
 
 
 # SentencePiece's BPE, in the format of the package tokenizers: Llama 1 and 2, Mistral and their relatives.
-MAX_LETTERS = 512  # of a token: each place in it is tried as a split
+MAX_CHARACTERS = 512  # of a token: each place in it is tried as a split
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # tokens that spell a character without a token of its own
 
 
@@ -235,8 +235,8 @@ def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """
     kinds = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
     scores = {token: score for token, kind, score in kinds if kind == NORMAL}
-    if told := [tuple(merge.split(" ")) for merge in vocabulary.merges]:
-        return [pair for pair in told if len(pair) == 2 and {*pair, "".join(pair)} <= scores.keys()]
+    if pairs := [tuple(merge.split(" ")) for merge in vocabulary.merges]:
+        return [pair for pair in pairs if len(pair) == 2 and {*pair, "".join(pair)} <= scores.keys()]
     return [
         (token[:at], token[at:])
         for token in sorted(scores, key=scores.__getitem__, reverse=True)
@@ -249,24 +249,24 @@ def _check(vocabulary: GgufVocabulary) -> None:
     tokens, kinds, scores = vocabulary.tokens, vocabulary.kinds, vocabulary.scores
     if not (tokens and scores):
         raise CheckpointError(
-            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens and scores, and one of them is not in "
-            f"this file: {_INSTEAD}"
+            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens and scores, but one of them is not in "
+            f"this file: {_REMEDY}"
         )
     if vocabulary.changes_text:
         raise CheckpointError(
-            "the tokenizer in this file changes text before it cuts it (precompiled_charsmap or "
-            f"remove_extra_whitespaces), which is not rebuilt from a file: {_INSTEAD}"
+            "the tokenizer in this file changes text before it splits it (precompiled_charsmap or "
+            f"remove_extra_whitespaces), which cannot be rebuilt from a file: {_REMEDY}"
         )
     normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
     if any(scores[i] % 1 for i in normal):  # BPE scores number the merges, unigram scores are logarithms of frequencies
         raise CheckpointError(
-            "tokenizer.ggml.scores are those of a unigram model, and only BPE is rebuilt from a file of SentencePiece: "
-            + _INSTEAD
+            "tokenizer.ggml.scores are those of a unigram model, but only BPE can be rebuilt from such a file: "
+            + _REMEDY
         )
-    if long := next((i for i in normal if len(tokens[i]) > MAX_LETTERS), None):
-        raise CheckpointError(f"token {long} has {len(tokens[long])} letters, over {MAX_LETTERS}: the file is damaged")
+    if long := next((i for i in normal if len(tokens[i]) > MAX_CHARACTERS), None):
+        raise CheckpointError(f"damaged file: token {long} has {len(tokens[long])} characters, over {MAX_CHARACTERS}")
     if vocabulary.numbers["unknown"] is None and not set(BYTES) <= set(tokens):
-        raise CheckpointError(f"this file has neither tokens for all bytes nor one for what is unknown: {_INSTEAD}")
+        raise CheckpointError(f"this file has neither tokens for all bytes nor an unknown token: {_REMEDY}")
 
 
 STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}  # by `tokenizer.ggml.model`
@@ -296,7 +296,7 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     if vocabulary.model not in STEPS:
         raise CheckpointError(
             f"the tokenizer in this file ({vocabulary.model!r}) cannot be rebuilt from it; those of "
-            f"{', '.join(STEPS)} can: {_INSTEAD}"
+            f"{', '.join(STEPS)} can: {_REMEDY}"
         )
     numbers = dict[str, int]()
     for i, token in enumerate(vocabulary.tokens):

@@ -40,7 +40,7 @@ class HuggingFaceSource(Source):
         self.family = family_named(named[0] if isinstance(named, list) else named)
         if config.get("quantization_config"):
             raise CheckpointError(
-                "quantised safetensors (quantization_config) are not read: import the model unquantised, or as GGUF"
+                "quantised safetensors (quantization_config) are unsupported: import the model unquantised, or as GGUF"
             )
         with refused_with("config.json"):
             self.architecture = self.family.architecture(config)
@@ -91,7 +91,7 @@ class HuggingFaceSource(Source):
                 places = dict.fromkeys(tensors.keys(), SINGLE)
         else:
             raise CheckpointError(
-                f"{self.folder} has neither {SINGLE} nor {INDEX}: only safetensors are read, pickled weights never"
+                f"{self.folder} has neither {SINGLE} nor {INDEX}: only safetensors are supported, not pickled weights"
             )
         return {name: file for name, file in places.items() if not _UNUSED.search(name)}
 
@@ -120,20 +120,20 @@ def read_json(path: Path) -> dict[str, Any]:
 def folder_speech(folder: Path, config: Mapping[str, Any], vocabulary: int) -> Speech:
     """The speech of a folder. Raises CheckpointError. vocabulary: size of the model's."""
     read_json(folder / "tokenizer.json")  # reports any problem with it
-    read = partial(_read_beside, folder)
+    read = partial(_read_companion, folder)
     settings, added = read("tokenizer_config.json"), dict[str, Any]()
     if "added_tokens_decoder" not in settings:  # which an older version stored in two files
         settings, added = settings | read("special_tokens_map.json"), read("added_tokens.json")
     tokenizer, made = _completed(read_text(folder / "tokenizer.json"), settings, added, vocabulary)
     named = {name: _content(token) for name, token in _named(settings).items()}
     generation = read("generation_config.json")
-    said = {
+    claims = {
         "generation_config.json": generation.get("eos_token_id"),
         "config.json": config.get("eos_token_id"),
         "eos_token": made.token_to_id(named.get("eos_token", "")),
     }
     templates = _templates(folder, settings)
-    return speech_of(tokenizer, made, templates, named, said, generation, vocabulary, licence_texts(folder))
+    return speech_of(tokenizer, made, templates, named, claims, generation, vocabulary, licence_texts(folder))
 
 
 def _completed(
@@ -151,8 +151,8 @@ def _completed(
             continue  # without a row in the model, it can be neither read nor written
         if is_new and number not in (None, free):
             raise CheckpointError(
-                f"token {quoted(token.content)} should have number {number}, and after tokenizer.json it gets {free}: "
-                "take all files of the tokenizer from one place"
+                f"token {quoted(token.content)} should have number {number}, but after tokenizer.json it gets {free}: "
+                "take all files of the tokenizer from one source"
             )
         made.add_tokens([token])
         free, is_changed = free + is_new, True
@@ -178,7 +178,7 @@ def _tokens(
     # among tokens with their own flags, only named ones become special; already special ones stay so
     controls = {_content(token) for token in (_named(settings).values() if decoder else special)}
     controls |= {name for name, flags in known.items() if flags["special"]}
-    told = set(known)
+    seen = set(known)
     try:
         pairs = decoder.items() if decoder else [(number, name) for name, number in added.items()]
         numbered = sorted((int(number), _content(token), token) for number, token in pairs)
@@ -186,19 +186,19 @@ def _tokens(
         raise CheckpointError("added_tokens_decoder must name a token for each number: fetch the files again") from None
     for number, name, token in numbered:
         if name and (isinstance(token, dict) or name not in known):
-            told.add(name)
+            seen.add(name)
             yield number, _added_token(token, name in controls)
     for token in special:
-        if (name := _content(token)) not in told:
-            told.add(name)
+        if (name := _content(token)) not in seen:
+            seen.add(name)
             yield None, _added_token(token, is_special=True)
 
 
 def _added_token(token: object, is_special: bool) -> AddedToken:
     """A token from its form in a file: its text, or an object with its flags."""
-    said = token if isinstance(token, dict) else {}
-    is_special = is_special or said.get("special") is True
-    flags = {flag: said[flag] for flag in FLAGS if isinstance(said.get(flag), bool)}
+    flags_given = token if isinstance(token, dict) else {}
+    is_special = is_special or flags_given.get("special") is True
+    flags = {flag: flags_given[flag] for flag in FLAGS if isinstance(flags_given.get(flag), bool)}
     return AddedToken(_content(token), special=is_special, **{"normalized": not is_special, **flags})
 
 
@@ -208,14 +208,14 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if files:
         return {name: read_text(path) for name, path in files.items()}
-    setting = settings.get("chat_template") or _read_beside(folder, "chat_template.json").get("chat_template")
+    setting = settings.get("chat_template") or _read_companion(folder, "chat_template.json").get("chat_template")
     if isinstance(setting, list):
         setting = {_content(each.get("name")): each.get("template") for each in setting if isinstance(each, dict)}
     given = setting if isinstance(setting, dict) else {DEFAULT: setting}
     return {_content(name): template for name, template in given.items() if isinstance(template, str)}
 
 
-def _read_beside(folder: Path, name: str) -> dict[str, Any]:
+def _read_companion(folder: Path, name: str) -> dict[str, Any]:
     return read_json(folder / name) if (folder / name).is_file() else {}
 
 

@@ -27,7 +27,7 @@ from stages.importing.speech import Speech, first_bytes, probe_tokens, require_f
 from stages.memory import require_memory, return_large_buffers, trim
 from stages.model.architecture import GROUP, WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
-from stages.model.pipeline import without_memory
+from stages.model.pipeline import on_meta_device
 from stages.progress import WorkProgress, counted
 
 UNTRAINED_TOLERANCE = 0.1  # rounding affects random weights more: 11 layers of 4,096 numbers by 0.079 in 4 bits
@@ -98,13 +98,13 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         for line in (*stage_lines(architecture, drafter_bytes), source.speech.describe_ends()):
             progress.say(line)
         if source.speech.ignored:
-            progress.say(f"ignored, for it cannot be: {'; '.join(source.speech.ignored)}")
+            progress.say(f"ignored, because not valid: {'; '.join(source.speech.ignored)}")
         sampling = ", ".join(f"{name} {value:g}" for name, value in source.speech.sampling.items())
-        progress.say(f"where a request does not say, tokens are drawn with {sampling}")
+        progress.say(f"sampling, unless a request sets it: {sampling}")
     if architecture.eight_bits:
-        progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
+        progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 for some of them")
     if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter}" if near else drafter)
+        progress.say(f"the last host drafts with: {drafter}" if near else drafter)
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -166,7 +166,7 @@ def _drafter_architecture(
         return None
     if not drafter or (drafter.startswith("copy:") and drafter not in COPIES):
         known = one_of(drafter, [*COPIES, "none"])
-        raise InputError(f"--drafter {drafter!r} is no drafter{known}, or give a smaller MODEL of the same tokens")
+        raise InputError(f"--drafter {drafter!r} is not a drafter{known}, or give a smaller MODEL with the same tokens")
     model = source
     try:
         if drafter not in COPIES:
@@ -176,15 +176,15 @@ def _drafter_architecture(
         near = _cut(model.architecture, replace(settings, blocks=1, hosts=(), weights=kind))
     except (InputError, CheckpointError) as error:
         if settings.drafter is None:  # a copy, with which nothing else can be wrong
-            raise InputError(f"copies have 8 bits or 4, for which rows need multiples of {GROUP} numbers") from None
-        other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
+            raise InputError(f"copies have 8 or 4 bits, which need rows of a multiple of {GROUP} numbers") from None
+        other = "; drafters have 8 or 4 bits: give another MODEL, or none" if isinstance(error, ShapeError) else ""
         raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
     if (theirs := _tokens(model)) != (ours := _tokens(source)):
-        raise InputError(f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give one of its family")
+        raise InputError(f"drafter {drafter} has other tokens ({theirs}; the model has {ours}): give one of its family")
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
     if (missing := stage_costs(architecture)[-1].held + stage_costs(near)[0].held - room) > 0:
         raise InputError(
-            f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
+            f"{drafter} does not fit the last host next to its stage: {missing / MEGABYTE:,.1f} MB are missing"
         )
     return near
 
@@ -199,7 +199,7 @@ def _tokens(source: Source) -> str:
 def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> LlamaStage:
     """One stage, filled from the source layer by layer. architecture: cut."""
     a = architecture
-    with without_memory():
+    with on_meta_device():
         stage = LlamaStage(a, index)
     stage.restore_tables()
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
@@ -230,9 +230,9 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
     own, served = open_source(source), expected_shapes(architecture)
     found = own.shapes()
     if others := [name for name, shape in served.items() if found.get(name) != shape]:
-        first = own.names.theirs(others[0])
-        said = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, {first} first"
-        raise InputError(f"{said}: it is another model than what is served")
+        first = own.names.stored_name(others[0])
+        message = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, first {first}"
+        raise InputError(f"{message}: it is not the model that is served")
     stage = build_stage(own, architecture, index)
     shapes = probe_shapes(stage, stored_probe(manifest).shape[1])
     probe = {name: torch.zeros(shape) for name, shape in shapes.items()}
@@ -244,13 +244,13 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
     """The same model in stages. Raises InputError."""
     context = min(whole.positions, DEFAULT_CONTEXT) if settings.context is None else settings.context
     if not 2 <= context <= whole.positions:
-        raise InputError(f"--context {context}: the model reads from 2 to {whole.positions} positions")
+        raise InputError(f"--context must be 2 to {whole.positions} for this model, not {context}")
     window = whole.window
     if window is not None and window.size >= context and window.rope_theta is None:
         window = None  # it spans all positions
     total = sum(whole.layers)
     if not 1 <= settings.blocks <= total:
-        raise InputError(f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one")
+        raise InputError(f"--blocks {settings.blocks}: the model has {total} layers, and each stage needs at least one")
     hosts = settings.hosts or (StageHost(),) * settings.blocks
     whole = replace(whole, weights=settings.weights or whole.weights, positions=context, window=window)
     return replace(whole, layers=cut(whole, hosts))
@@ -294,5 +294,5 @@ def summary(manifest: Manifest) -> str:
     stored = last.probe["next_token_nats"]
     as_stored = f", {stored:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
     nats = manifest.metrics["probe"]["next_token_nats"]
-    no_model = f"(ln({a.vocabulary}) = {math.log(a.vocabulary):.2f} is no model)"
+    no_model = f"(ln({a.vocabulary}) = {math.log(a.vocabulary):.2f} is the loss of untrained weights)"
     return f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"

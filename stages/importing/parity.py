@@ -52,9 +52,9 @@ def require_source(checkpoint: Path, source: Path) -> tuple[Path, LlamaArchitect
     """The imported model to compare with `source`, checked before anything takes time. Raises InputError."""
     directory = find_bundle(checkpoint).ar
     if directory is None or not isinstance(architecture := read_manifest(directory).architecture, LlamaArchitecture):
-        raise InputError(f"{checkpoint} has no imported model: --source is for what `onesweep import` makes")
+        raise InputError(f"{checkpoint} has no imported model: --source is for checkpoints of `onesweep import`")
     if not source.exists():
-        raise InputError(f"no model at {source}: --source is what was imported, a folder or a .gguf file")
+        raise InputError(f"no model at {source}: give --source the imported folder or .gguf file")
     if find_spec("transformers") is None:
         raise InputError("--source needs the package transformers: pip install 'onesweep[quality]'")
     return directory, architecture

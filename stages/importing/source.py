@@ -16,9 +16,9 @@ from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
 from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, Weights
-from stages.model.few_bits import LARGEST_HALF, quantised, rounded
+from stages.model.few_bits import MAX_HALF, quantised, rounded
 from stages.model.llama import LlamaLayer
-from stages.model.pipeline import without_memory
+from stages.model.pipeline import on_meta_device
 from stages.progress import counted
 
 EXPERT = r"(?<=\.experts\.)\d+(?=\.)"  # an expert's number in a name
@@ -65,8 +65,8 @@ class Source(ABC):
         is_table, stored = name in (EMBEDDING, HEAD), self.places[name].stored
         if not cut.is_grouped or not (is_table or is_matrix(name, self.places[name].shape)):
             tensor = self.tensor(name)
-            if cut.weights == "bfloat16" and tensor.ndim > 1 and tensor.abs().max() > LARGEST_HALF:
-                raise CheckpointError(f"tensor {stored} holds numbers beyond {LARGEST_HALF:.0f}: use float32")
+            if cut.weights == "bfloat16" and tensor.ndim > 1 and tensor.abs().max() > MAX_HALF:
+                raise CheckpointError(f"tensor {stored} holds values beyond {MAX_HALF:.0f}: use float32")
             return {name: tensor}
         bits = 8 if is_table or cut.weights_of(matrix_of(name)) == "q8" else 4
         if bits == 4:
@@ -83,7 +83,7 @@ class Source(ABC):
                 for part, each in rounded(self.tensor(name, at)).items():
                     found[part][at] = each
         if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
-            raise CheckpointError(f"tensor {stored} holds numbers that {bits} bits and scales do not: use float32")
+            raise CheckpointError(f"tensor {stored} holds values that {bits} bits with scales cannot hold: use float32")
         return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
@@ -105,15 +105,15 @@ class Source(ABC):
             expected[HEAD] = expected[EMBEDDING]  # a copy of it, which some files still contain
         for name, shape in expected.items():
             if name not in found:
-                hint = ": its head is tied to the embedding, it seems, and the configuration denies it"
-                said = f"tensor {self.names.theirs(name)} is missing, which the configuration asks for"
-                raise CheckpointError(said + (hint if name == HEAD else ""))
+                hint = ": its head seems to be tied to the embedding, but the configuration says that it is not"
+                message = f"the configuration asks for tensor {self.names.stored_name(name)}, which is missing"
+                raise CheckpointError(message + (hint if name == HEAD else ""))
             if found[name] != shape:
-                said = f"tensor {self.places[name].stored} has shape {found[name]}"
-                raise CheckpointError(f"{said}, the configuration asks for {shape}")
+                message = f"tensor {self.places[name].stored} has shape {found[name]}"
+                raise CheckpointError(f"{message}, but the configuration asks for {shape}")
         if unknown := sorted(self.places[name].stored for name in found.keys() - expected.keys()):
             count = counted(len(unknown), "tensor")
-            raise CheckpointError(f"the configuration has no place for {count} of the files, {unknown[0]} first")
+            raise CheckpointError(f"the configuration does not use {count} of the files, starting with {unknown[0]}")
 
 
 @dataclass(frozen=True)
@@ -124,27 +124,27 @@ class TensorNames:
     others: Mapping[str, str]  # theirs -> ours, for tensors outside of layers
     kinds: Mapping[str, str]  # for tensors in layers, as in the tables of families
 
-    def ours(self, name: str) -> str:
+    def own_names(self, name: str) -> str:
         """Our names for a tensor's contents, separated by spaces; an unknown tensor keeps its own name."""
         match = re.fullmatch(rf"{re.escape(self.layers)}\.(\d+)\.(.+)\.(weight|bias)", name)
         expert = re.search(EXPERT, name)
-        if match is None or (ours := self.kinds.get(re.sub(EXPERT, "*", match[2]))) is None:
+        if match is None or (own_names := self.kinds.get(re.sub(EXPERT, "*", match[2]))) is None:
             return self.others.get(name, name)
-        ours = ours.replace("*", expert[0] if expert else "*")
-        return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in ours.split(" "))
+        own_names = own_names.replace("*", expert[0] if expert else "*")
+        return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in own_names.split(" "))
 
-    def theirs(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """The name of the tensor that holds one of ours, even if the files lack it."""
-        if name in self._theirs:
-            return self._theirs[name]
+        if name in self._stored_names:
+            return self._stored_names[name]
         _, layer, *kind, end = name.split(".")
         expert = kind[1] if len(kind) > 1 else "*"
-        theirs = self._theirs[".".join(kind).replace(expert, "*")]
-        return f"{self.layers}.{layer}.{theirs.replace('*', expert)}.{end}"
+        stored_name = self._stored_names[".".join(kind).replace(expert, "*")]
+        return f"{self.layers}.{layer}.{stored_name.replace('*', expert)}.{end}"
 
     @cached_property
-    def _theirs(self) -> Mapping[str, str]:
-        return {each: theirs for theirs, ours in {**self.others, **self.kinds}.items() for each in ours.split(" ")}
+    def _stored_names(self) -> Mapping[str, str]:
+        return {each: name for name, own in {**self.others, **self.kinds}.items() for each in own.split(" ")}
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ def places_of(stored: Mapping[str, Shape], named: TensorNames, a: LlamaArchitect
     for name, shape in stored.items():
         if not shape:
             raise CheckpointError(f"tensor {name} is a single number: the weights are damaged, fetch them again")
-        names = named.ours(name).split(" ")
+        names = named.own_names(name).split(" ")
         rows = [expected.get(each, (0,))[0] for each in names]
         if len(names) > 1 and sum(rows) != shape[0]:
-            raise CheckpointError(f"tensor {name} has {shape[0]} rows, the configuration asks for {sum(rows)}")
+            raise CheckpointError(f"tensor {name} has {shape[0]} rows, but the configuration asks for {sum(rows)}")
         if "*" in names[0]:
             if names[0].replace("*", str(shape[0] - 1)) not in expected:  # rows without numbers take no space in a file
                 raise CheckpointError(f"tensor {name} has {shape[0]} rows: the configuration asks for another number")
@@ -184,7 +184,7 @@ def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
     a = replace(architecture, weights="float32")
     parts = {"qkv": {"q": a.query_width, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}}
     parts["mlp_in"] = {"gate": a.mlp_width, "up": a.mlp_width}
-    with without_memory():
+    with on_meta_device():
         stored = LlamaLayer(a, 0).state_dict()
     layer: dict[str, Shape] = {}
     for name, tensor in stored.items():

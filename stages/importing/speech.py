@@ -49,7 +49,7 @@ class Speech:
     def describe_ends(self) -> str:
         """A line about the ends, for people."""
         if not self.ends:
-            return "no file names a token that ends a text: texts run to the length that is asked for"
+            return "no file names a token that ends a text: texts run to the requested length"
         return f"texts end at {'; '.join(self.ends.values())}"
 
 
@@ -58,7 +58,7 @@ def speech_of(
     made: Tokenizer,
     templates: Mapping[str, str],
     named: Mapping[str, str | None],
-    said: Mapping[str, object],
+    claims: Mapping[str, object],
     sampling: Mapping[str, object],
     vocabulary: int,
     licences: Mapping[str, bytes],
@@ -67,7 +67,7 @@ def speech_of(
 
     :param made: made from `tokenizer`.
     :param templates: by their names.
-    :param said: each source's statement about the end of a text, a number or a list of numbers. The first that states
+    :param claims: each source's statement about the end of a text, a number or a list of numbers. The first that states
         one is believed, the others only if they name no plain text.
     :param sampling: the publisher's settings, by the names in a request.
     :param vocabulary: size of the model's.
@@ -86,12 +86,12 @@ def speech_of(
         marks = [name for name in names if name in written]
         if marks and not any(made.token_to_id(mark) in added for mark in marks):
             raise CheckpointError(
-                f"the chat template writes {marks[0]}, which is no token of the vocabulary: the model would never see "
+                f"the chat template writes {marks[0]}, which is not in the vocabulary: the model would never see "
                 "it; take the template or the tokenizer.json that was published with these weights"
             )
-    numbers = {place: told if isinstance(told, list) else [told] for place, told in said.items()}
+    numbers = {place: claim if isinstance(claim, list) else [claim] for place, claim in claims.items()}
     ignored = [
-        f"eos_token_id {number!r:.40} of {place}, with {vocabulary} tokens"
+        f"eos_token_id {number!r:.40} of {place} (the model has {vocabulary} tokens)"
         for place, listed in numbers.items()
         for number in listed
         if number is not None and not (type(number) is int and 0 <= number < vocabulary)
@@ -102,7 +102,7 @@ def speech_of(
         if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
             drawn[name] = int(value) if name == "top_k" else float(value)
         elif value is not None:
-            ignored.append(f"{name} {value!r:.40}, not from {least:g} to {most:g}")
+            ignored.append(f"{name} {value!r:.40} (must be {least:g} to {most:g})")
     if drawn.get("top_k", 0) >= vocabulary:
         del drawn["top_k"]
     if not USUAL_SAMPLING.keys() & drawn.keys() and "top_k" not in drawn:  # nothing restricts the tokens to draw from
@@ -111,12 +111,12 @@ def speech_of(
     return Speech(tokenizer, template, tool_template, named, ends, drawn, licences, ignored)
 
 
-def _text_ends(said: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
+def _text_ends(claims: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
     """The tokens that end a text, from all sources. Files write numbers beyond the vocabulary for none."""
     added = made.get_added_tokens_decoder()
     controls = {number for number, token in added.items() if token.special}
     found: dict[int, list[str]] = {}
-    for place, listed in said.items():
+    for place, listed in claims.items():
         numbers = [number for number in listed if type(number) is int and 0 <= number < vocabulary]
         # an unadapted configuration has numbers of another vocabulary, which are plain text in this one
         for number in [each for each in numbers if each in controls] if found else numbers:
@@ -126,7 +126,7 @@ def _text_ends(said: Mapping[str, list[Any]], made: Tokenizer, template: str, vo
         if is_end and (token.special or is_mark(token.content, template)):
             found.setdefault(number, ["the vocabulary"])
     if len(found) > MAX_ENDS:
-        raise CheckpointError(f"{len(found)} tokens are said to end a text; at most {MAX_ENDS} are read")
+        raise CheckpointError(f"{len(found)} tokens end a text according to the files; the limit is {MAX_ENDS}")
     names = {number: printable(made.id_to_token(number) or "") for number in sorted(found)}
     return {number: f"{name} ({number}: {', '.join(found[number])})" for number, name in names.items()}
 
@@ -153,7 +153,7 @@ def require_file(path: Path) -> None:
     if beginning.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path} is a pointer of Git LFS, not the file: fetch that with `git lfs pull`")
     if beginning.startswith((b"<!doctype html", b"<html")):
-        raise CheckpointError(f"{path} is a web page that was saved in place of the file: download the file itself")
+        raise CheckpointError(f"{path} is a web page that was saved instead of the file: download the file itself")
 
 
 def first_bytes(path: Path) -> bytes:
@@ -186,13 +186,13 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
     size, vocabulary = len(ids), architecture.vocabulary
     if size == 0 or max(ids) >= vocabulary or size < MIN_SHARE * vocabulary:
         raise CheckpointError(
-            f"the tokenizer does not match: it knows {size} tokens, up to number {max(ids, default=-1)}, and the model "
+            f"the tokenizer does not match: it has {size} tokens, up to number {max(ids, default=-1)}, but the model "
             f"{vocabulary}: take the tokenizer.json that was published with these weights"
         )
     with library_errors(lambda problem: CheckpointError(f"the tokenizer fails on the probe text ({problem})")):
         tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
     if len(tokens) < 2:
-        raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is none for text")
+        raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is not one for text")
     return tokens
 
 

@@ -44,7 +44,7 @@ class Architecture:
     def __post_init__(self) -> None:
         check(self, ShapeError, SHAPE)
         if self.parts * self.layers > MAX_LAYERS:
-            raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")
+            raise ShapeError(f"architecture: {self.parts * self.layers} layers; the limit is {MAX_LAYERS}")
         if self.width % (2 * self.heads):
             raise ShapeError(
                 f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"
@@ -139,7 +139,7 @@ class SlidingWindow:
     def __post_init__(self) -> None:
         check(self, ShapeError, f"{SHAPE}window: ")
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
-            raise ShapeError("architecture: window: layers must name each layer that slides once, in order")
+            raise ShapeError("architecture: window: layers must list each sliding layer once, in order")
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class LlamaArchitecture:
     def __post_init__(self) -> None:
         check(self, ShapeError, SHAPE)
         if self.total_layers > MAX_LAYERS:
-            raise ShapeError(f"architecture: {self.total_layers} layers; at most {MAX_LAYERS} are read")
+            raise ShapeError(f"architecture: {self.total_layers} layers; the limit is {MAX_LAYERS}")
         if self.heads % self.kv_heads:
             raise ShapeError(f"architecture: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         if self.head_dim % 2:
@@ -208,17 +208,17 @@ class LlamaArchitecture:
             if self.rotary_dim % 2:
                 raise ShapeError(f"architecture: rotary_dim {self.rotary_dim} must be even (rotary pairs)")
         if self.window is not None and self.window.layers[-1] >= self.total_layers:
-            raise ShapeError(f"architecture: layer {self.window.layers[-1]} slides; there are {self.total_layers}")
+            raise ShapeError(f"architecture: window lists layer {self.window.layers[-1]} of {self.total_layers}")
         if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
             count = self.experts.count * self.total_layers
-            raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
+            raise ShapeError(f"architecture: {count} experts in all layers; the limit is {MAX_EXPERTS}")
         if unknown := set(self.eight_bits) - {*get_args(Matrix)}:
-            raise ShapeError(f"architecture: eight_bits names {unknown}; there are {', '.join(get_args(Matrix))}")
+            raise ShapeError(f"architecture: eight_bits names {unknown}; choose from {', '.join(get_args(Matrix))}")
         rows = {"mlp_out": self.mlp_width, "attention_out": self.query_width, "qkv": self.width}
         for name, numbers in rows.items() if self.is_grouped else ():
             if numbers % GROUP:
-                said = f"rows of {name} have {numbers} numbers, and {WEIGHT_WORDS[self.weights]} need multiples of"
-                raise ShapeError(f"architecture: {said} {GROUP}; bfloat16 and float32 take any")
+                message = f"rows of {name} have {numbers} numbers, but {WEIGHT_WORDS[self.weights]} need multiples of"
+                raise ShapeError(f"architecture: {message} {GROUP}; bfloat16 and float32 take any")
 
     @property
     def is_grouped(self) -> bool:
@@ -329,15 +329,15 @@ class PictureArchitecture:
             raise ShapeError(f"architecture: family {self.family!r} is not {PICTURES!r}")
         check(self, ShapeError, SHAPE)
         if self.parts * self.layers > MAX_LAYERS:
-            raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")
+            raise ShapeError(f"architecture: {self.parts * self.layers} layers; the limit is {MAX_LAYERS}")
         if self.height % self.patch or self.width % self.patch:
-            raise ShapeError(f"architecture: {self.height} x {self.width} pixels are not whole patches of {self.patch}")
+            raise ShapeError(f"architecture: {self.height} x {self.width} pixels do not fill patches of {self.patch}")
         if self.tokens > MAX_TOKENS:
-            raise ShapeError(f"architecture: {self.tokens} patches in a picture; at most {MAX_TOKENS}: raise patch")
+            raise ShapeError(f"architecture: {self.tokens} patches in a picture, over {MAX_TOKENS}: raise patch")
         if self.features % self.heads:
             raise ShapeError(f"architecture: features {self.features} must be a multiple of heads {self.heads}")
         if not 1 <= len(self.classes) <= MAX_CLASSES or len(set(self.classes)) != len(self.classes):
-            raise ShapeError(f"architecture: needs 1 to {MAX_CLASSES} classes of different names")
+            raise ShapeError(f"architecture: needs 1 to {MAX_CLASSES} classes with different names")
         for name in self.classes:
             if not 0 < len(name) <= MAX_CLASS_NAME or not name.isprintable():
                 raise ShapeError(f"architecture: a class needs a printable name of at most {MAX_CLASS_NAME} characters")

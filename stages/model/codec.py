@@ -165,7 +165,7 @@ class HiddenInt8(StateCodec):
         if not np.all(np.abs(values) <= limit):  # false for NaN too
             raise CodecError(f"int8 payload holds numbers that are not finite or beyond {limit:g}")
         if np.any(places >= dim) or np.any(np.diff(places, axis=1) <= 0):
-            raise CodecError(f"int8 payload holds places that do not ascend, or are beyond a row of {dim}")
+            raise CodecError(f"int8 payload holds places that do not ascend or lie beyond a row of {dim}")
         matrix = self._rest._decode(payload[6 * count :], positions, dim, limit)
         np.put_along_axis(matrix, places, values, axis=1)
         return matrix

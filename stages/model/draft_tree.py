@@ -11,10 +11,10 @@ MAX_DRAFT_TREE = 64  # guesses in a tree
 DEFAULT_BRANCHES = 4  # grown if a request names no number: branches that do not pay are not sent
 FORGET = 0.98  # weight of earlier measurements, at each further round
 RECENT = 0.1  # weight of the last sweep among those whose times are known
-A_GUESS_MS = 1.0  # time that a guess adds to a sweep, until sweeps with more and with fewer have been compared
+DEFAULT_GUESS_MS = 1.0  # time that a guess adds to a sweep, until sweeps with more and with fewer have been compared
 # The weight of that assumption against comparisons: a sum of squared differences of guesses.
 SPREAD = 40.0
-MAX_SURE = 0.99
+MAX_CERTAINTY = 0.99
 NOISE_STEP, MIN_NOISE = 10.0, 0.01  # its logarithm grows by this for each surprising guess among those tried
 
 
@@ -85,7 +85,7 @@ class SweepTime:
     @property
     def guess_ms(self) -> float:
         """Time that one more guess adds."""
-        return max((self._products + SPREAD * A_GUESS_MS) / (self._squares + SPREAD), 0.0)
+        return max((self._products + SPREAD * DEFAULT_GUESS_MS) / (self._squares + SPREAD), 0.0)
 
     def ms(self, guesses: int) -> float:
         """Time of a sweep with this many guesses."""
@@ -114,25 +114,25 @@ class DraftLength:
         """Share of accepted guesses among those whose position was reached."""
         return self._right / self._tried
 
-    def learn(self, guesses: int, accepted: int, told: float, levels: int, draft_ms: float) -> None:
+    def learn(self, guesses: int, accepted: int, predicted: float, levels: int, draft_ms: float) -> None:
         """Book a round.
 
         :param accepted: accepted guesses of the first branch, which has `guesses` in a row.
-        :param told: sum of the drafter's probabilities for guesses whose position was reached.
+        :param predicted: sum of the drafter's probabilities for guesses whose position was reached.
         :param levels: tokens drafted one after another while the request waited, in `draft_ms`.
         """
         if guesses:
             self._right = FORGET * self._right + accepted
             self._tried = FORGET * self._tried + accepted + (accepted < guesses)
             # grows with the expected acceptances that failed, and less the more was tried
-            change = min(max(NOISE_STEP * (told - accepted) / self._tried, -1.0), 1.0)
+            change = min(max(NOISE_STEP * (predicted - accepted) / self._tried, -1.0), 1.0)
             self.noise = min(max(self.noise * exp(change), MIN_NOISE), 1 / MIN_NOISE)
         if levels:
             self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
 
     def length(self) -> int:
         """Number of guesses for a chain of which only `acceptance` is known."""
-        a = min(self.acceptance, MAX_SURE)
+        a = min(self.acceptance, MAX_CERTAINTY)
         return self.best([a ** (i + 1) for i in range(MAX_DRAFT)], self.level_ms) or 1
 
     def best(self, chances: Sequence[float], each_ms: float = 0.0, draft_ms: float = 0.0) -> int:
@@ -152,9 +152,9 @@ class DraftLength:
         :param chances: of the guesses so far, and :param ends: the sum for those that it would follow.
         :param draft_ms: time of these levels, whether the request waits for them or not.
         """
-        likeliest, right = sorted(chances, reverse=True), min(self.acceptance, MAX_SURE)
-        count = self.best(likeliest, draft_ms=draft_ms)
-        tokens = 1.0 + sum(likeliest[:count])
+        most_likely, right = sorted(chances, reverse=True), min(self.acceptance, MAX_CERTAINTY)
+        count = self.best(most_likely, draft_ms=draft_ms)
+        tokens = 1.0 + sum(most_likely[:count])
         rate = tokens / self._round_ms(count, draft_ms, ends)
         return (tokens + ends * right) / self._round_ms(count + 1, draft_ms + self.level_ms, ends * right) > rate
 
@@ -210,7 +210,7 @@ class Growth:
     waited: int = 0  # levels that the request waited for
     compute_ms: float = 0.0  # time of these levels
 
-    def likeliest(self, count: int) -> list[int]:
+    def most_likely(self, count: int) -> list[int]:
         """The `count` likeliest guesses, none without those before it, depth first and likelier branches first."""
         kept = sorted(range(len(self.chances)), key=lambda i: -self.chances[i])[:count]  # stable: above comes before
         ordered, waiting = list[int](), [-1]
@@ -221,7 +221,7 @@ class Growth:
         return ordered
 
     def draft(self, sent: Sequence[int]) -> Draft:
-        """Guesses from `likeliest` as a draft to send."""
+        """Guesses from `most_likely` as a draft to send."""
         tokens, probs = tuple(self.tokens[at] for at in sent), tuple(self.probs[at] for at in sent)
         return Draft(tokens, tuple(map(self.depth, sent)), probs, self.waited, self.compute_ms)
 
@@ -240,7 +240,7 @@ class Growth:
 
 # One rule decides length and width: as many guesses as yield the most tokens in the time of sweep and drafting.
 # `branches` only bounds the choice: if alternatives do not pay, a chain is sent.
-def chosen(growth: Growth, plan: DraftPlan, worth: DraftLength) -> list[int]:
+def chosen(growth: Growth, plan: DraftPlan, sizing: DraftLength) -> list[int]:
     """The guesses to send: at least one, to learn whether guesses are accepted."""
-    paying = worth.best(sorted(growth.chances, reverse=True)[:MAX_DRAFT_TREE], draft_ms=growth.compute_ms)
-    return growth.likeliest(min(plan.guesses or max(paying, 1), MAX_DRAFT_TREE))
+    paying = sizing.best(sorted(growth.chances, reverse=True)[:MAX_DRAFT_TREE], draft_ms=growth.compute_ms)
+    return growth.most_likely(min(plan.guesses or max(paying, 1), MAX_DRAFT_TREE))

@@ -12,7 +12,7 @@ from stages.model.architecture import GROUP
 # Weights are bfloat16, 8 bits with a scale for each GROUP of a row, or 4 bits with a scale and an offset for each.
 LARGEST = 15
 LARGEST_INT8 = 127
-LARGEST_HALF = 65504.0  # of float16, as which bfloat16 weights are multiplied
+MAX_HALF = 65504.0  # of float16, as which bfloat16 weights are multiplied
 BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
 # Rows are computed in pieces: a whole matrix in float32 takes 6.4 times the memory of its source, and a piece of two
 # megabytes stays in the processor's cache, which halves the time. It has a multiple of PIECE_ROWS, the kernels' blocks.

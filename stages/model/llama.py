@@ -92,8 +92,8 @@ class LlamaLayer(CausalLayer):
             self.mlp_out = _linear(a, "mlp_out", a.mlp_width, a.width)
         self.mlp_after = self._norm(after)
 
-    def _norm(self, is_there: bool) -> nn.RMSNorm | nn.Identity:
-        return nn.RMSNorm(self.architecture.width, eps=self.architecture.norm_epsilon) if is_there else nn.Identity()
+    def _norm(self, is_present: bool) -> nn.RMSNorm | nn.Identity:
+        return nn.RMSNorm(self.architecture.width, eps=self.architecture.norm_epsilon) if is_present else nn.Identity()
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         a = self.architecture

@@ -77,7 +77,7 @@ def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
 
 
 # torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.
-class _Unfilled(TorchFunctionMode):
+class _SkipInitialisation(TorchFunctionMode):
     """Skips the functions that give new weights their first values."""
 
     def __torch_function__(
@@ -94,7 +94,7 @@ class _Unfilled(TorchFunctionMode):
 
 
 @contextmanager
-def without_memory() -> Iterator[None]:
+def on_meta_device() -> Iterator[None]:
     """Modules made within it have only shapes: their weights are read later, or never."""
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _SkipInitialisation():
         yield

@@ -57,7 +57,7 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
     return np.maximum(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), IMPOSSIBLE_NATS)
 
 
-def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def most_likely(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """The `count` most likely tokens, the likeliest first; among equals, the lower numbers. nats: (vocabulary,)."""
     count = min(count, len(nats))
     if not count:
@@ -117,10 +117,10 @@ Tokens = NDArray[np.int64]
 def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:
     """Why these cannot be biases for a vocabulary of that size; empty if they can."""
     if len(biases) > MAX_BIASES:
-        return f"logit_bias has {len(biases)} entries, at most {MAX_BIASES}"
+        return f"logit_bias has {len(biases)} entries; the limit is {MAX_BIASES}"
     for token, bias in biases.items():
         if not token < vocabulary:
-            return f"logit_bias names token {token}, the model has 0 to {vocabulary - 1}"
+            return f"logit_bias names token {token}, but the model has 0 to {vocabulary - 1}"
         if not abs(bias) <= MAX_BIAS:  # true for NaN, too
             return f"logit_bias must be -{MAX_BIAS:g} to {MAX_BIAS:g}, not {bias} for token {token}"
     return ""
@@ -186,11 +186,11 @@ class Shaping:
         most, probs = self.top_k or len(row), np.exp(row - row.max())
         share = np.inf
         if self.top_p < 1:
-            share = self.top_p * (probs[likeliest(row, most)] if most < len(row) else probs).sum()
+            share = self.top_p * (probs[most_likely(row, most)] if most < len(row) else probs).sum()
         # Sorting a whole vocabulary takes longer than computing a small stage, and few tokens are kept.
         some = FEW
         while True:
-            tokens = likeliest(row, min(some, most))
+            tokens = most_likely(row, min(some, most))
             within = 1 + int((np.cumsum(probs[tokens])[:-1] < share).sum())
             kept = min(within, int((probs[tokens] >= self.min_p).sum()))
             if kept < len(tokens) or some >= min(most, len(row)):

@@ -30,8 +30,8 @@ FIELDS = ("request", "session", "mode", "code", "ms", "sweeps", "bytes", "method
 class ObservabilitySettings:
     """Metrics and log of a process; without an address, metrics are off."""
 
-    metrics: str | None = setting(None, "serve Prometheus metrics there", metavar="HOST:PORT")
-    log_format: LogFormat = setting("text", "text, json", rare=True)
+    metrics: str | None = setting(None, "serve Prometheus metrics at this address", metavar="HOST:PORT")
+    log_format: LogFormat = setting("text", "text or json", rare=True)
 
 
 UNOBSERVED = ObservabilitySettings()
@@ -46,7 +46,7 @@ class Telemetry:
             parse_address(settings.metrics, "--metrics")
             if not is_loopback(settings.metrics) and not insecure:
                 raise InputError(
-                    f"--metrics {settings.metrics} could be read from other machines, by anyone: "
+                    f"--metrics {settings.metrics} could be read by anyone from other machines: "
                     "give a loopback or tunnel address, or accept it with --insecure"
                 )
         self.settings = settings

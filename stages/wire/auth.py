@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SCHEME = "onesweep://"
 HOST, ROUTER, CLIENT = "host", "router", "client"
 ROLES = (HOST, ROUTER, CLIENT)
-HOSTS_MAY = frozenset({"Describe", "Push", "Warm"})  # calls between hosts; all others are for routers
+HOST_METHODS = frozenset({"Describe", "Push", "Warm"})  # calls between hosts; all others are for routers
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:
     # a host's certificate contains the dialled name, perhaps as one of many
     if not own & {name for place in places for name in (place, f"*.{place.partition('.')[2]}")}:
         raise permission_denied(
-            f"your certificate is {peer.uri}, for {', '.join(sorted(own))}: no host of this hop's path"
+            f"your certificate is {peer.uri}, for {', '.join(sorted(own))}: not for a host on this hop's path"
         )
     return peer.name
 
@@ -85,14 +85,14 @@ def check_certificate(method: str, request: object, context: Context) -> None:
 
 def check_caller(peer: Identity | None, method: str, request: object) -> None:
     """Raise StatusError unless `peer` may call `method` of the stage service."""
-    shown = peer.uri if peer else "of nobody that onesweep knows"
+    shown = peer.uri if peer else "not of a kind that onesweep knows"
     if peer is None or peer.role not in (HOST, ROUTER):
-        raise permission_denied(f"your certificate is {shown}: a stage server takes hosts and routers only")
-    if peer.role == HOST and method not in HOSTS_MAY:
-        raise permission_denied(f"your certificate is {shown}: {method} is for routers only")
+        raise permission_denied(f"your certificate is {shown}: a stage server accepts only hosts and routers")
+    if peer.role == HOST and method not in HOST_METHODS:
+        raise permission_denied(f"your certificate is {shown}: {method} is only for routers")
     # a router subscribes as NAME.INSTANCE: results must not reach a router of another name
     if isinstance(request, stage_pb2.SubscribeRequest) and request.router.rpartition(".")[0] != peer.name:
-        raise permission_denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
+        raise permission_denied(f"your certificate is {shown}: you may listen only as {peer.name}.SOMETHING")
 
 
 class CallerGuard(Interceptor):
@@ -116,7 +116,7 @@ class CallerGuard(Interceptor):
                 self._check_caller(method, request, context)
             except StatusError as refusal:
                 if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
-                    log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
+                    log.warning("%s refused for %s: %s", method, context.peer(), refusal.message)
                 self._logged = refusal.message
                 raise
 

@@ -62,7 +62,7 @@ class Authority:
         _check_days(days)
         make_private_directory(directory)
         pem, secret = _files(directory, AUTHORITY)
-        _check_new((pem, secret), force, "every certificate must be made anew then")
+        _check_new((pem, secret), force, "every certificate must then be made again")
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         # each authority has its own name, to tell a certificate by another authority from a forged one
@@ -86,10 +86,10 @@ class Authority:
         pem, secret = _files(directory, AUTHORITY)
         if not pem.exists() or not secret.exists():
             missing = secret if pem.exists() else pem
-            raise InputError(f"there is no {missing}: make an authority with `onesweep certs init --dir {directory}`")
+            raise InputError(f"{missing} is missing: make an authority with `onesweep certs init --dir {directory}`")
         certificate, key = _parsed(pem, "certificate", x509.load_pem_x509_certificate), _read_key(secret)
         if certificate.public_key() != key.public_key():
-            raise InputError(f"{secret} is not the key of {pem}: put back the two that were made together")
+            raise InputError(f"{secret} is not the key of {pem}: restore the two that were made together")
         if certificate.not_valid_after_utc <= datetime.now(UTC):
             raise InputError(
                 f"the authority {pem} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: "
@@ -111,12 +111,12 @@ class Authority:
         check_certified_name(identity.name)
         if (identity.role == CLIENT) == bool(addresses):
             raise InputError(
-                "a client is not dialled: leave --address out"
+                "nothing connects to a client: omit --address"
                 if addresses
                 else f"a {identity.role} is dialled by its address: give --address, an IP address or DNS name"
             )
         pem, secret = _files(self.directory, identity.name)
-        _check_new((pem, secret), force, "a new key replaces the old one then")
+        _check_new((pem, secret), force, "a new key then replaces the old one")
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(identity, addresses, key.public_key(), days)
         _write_secret(secret, key)
@@ -135,7 +135,7 @@ class Authority:
             if not asked.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
                 raise ValueError
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise InputError("the request for a certificate is damaged, or its key is no EC key") from None
+            raise InputError("the request for a certificate is damaged, or its key is not an EC key") from None
         certificate = self._sign(identity, addresses, public, days)
         return certificate.public_bytes(Encoding.PEM)
 
@@ -147,12 +147,12 @@ class Authority:
         # The key stays, so only one file changes: key and certificate always match, and no key has to travel again.
         pem, _ = _files(self.directory, check_certified_name(name))
         if not pem.exists():
-            raise InputError(f"there is no {pem} to renew: make it with `onesweep certs issue`")
+            raise InputError(f"{pem} does not exist, so it cannot be renewed: make it with `onesweep certs issue`")
         before = _parsed(pem, "certificate", x509.load_pem_x509_certificate)
         try:
             before.verify_directly_issued_by(self.certificate)
         except (InvalidSignature, ValueError, TypeError):
-            raise InputError(f"{pem} is of another authority: make it anew with --force") from None
+            raise InputError(f"{pem} was issued by another authority: make it again with --force") from None
         leaf, public = _leaf(pem, before), before.public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
         certificate = self._sign(leaf.identity, leaf.addresses, public, days)
@@ -207,7 +207,7 @@ def check_certified_name(name: str) -> str:
     check_name(name)
     if name == AUTHORITY or len(name) > MAX_CERTIFIED_NAME:
         raise InputError(
-            f"a certificate cannot be called {name!r}: take another name, of at most {MAX_CERTIFIED_NAME} letters"
+            f"a certificate cannot be named {name!r}: choose another name of at most {MAX_CERTIFIED_NAME} characters"
         )
     return name
 
@@ -278,7 +278,7 @@ def _check_days(days: int) -> None:
 def _check_new(paths: Sequence[Path], force: bool, consequence: str) -> None:
     for path in paths:
         if path.exists() and not force:
-            raise InputError(f"{path} is there already: renew it, or replace it with --force ({consequence})")
+            raise InputError(f"{path} already exists: renew it, or replace it with --force ({consequence})")
 
 
 # Keys that sign releases of weights: Ed25519, no authority. Servers that take releases have a file of trusted keys.
@@ -289,7 +289,7 @@ def make_signer(directory: Path, name: str, force: bool = False) -> Path:
     check_name(name)
     make_private_directory(directory)
     secret, public = directory / f"{name}.key", directory / f"{name}.pub"
-    _check_new((secret, public), force, "those who trust the old key refuse what the new one signs")
+    _check_new((secret, public), force, "everyone who trusts the old key will refuse what the new one signs")
     key = Ed25519PrivateKey.generate()
     _write_secret(secret, key)
     write_file(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), PUBLIC)
@@ -301,7 +301,7 @@ def sign(content: bytes, secret: Path) -> tuple[bytes, bytes]:
     key = _parsed(secret, "private key without a password", lambda raw: load_pem_private_key(raw, None))
     check_secret(secret)
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"{secret} is no Ed25519 key: `onesweep certs issue signer NAME` makes one")
+        raise InputError(f"{secret} is not an Ed25519 key: `onesweep certs issue signer NAME` makes one")
     return key.public_key().public_bytes_raw(), key.sign(content)
 
 
@@ -337,7 +337,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     check_secret(path)
     key = _parsed(path, "private key without a password", lambda raw: load_pem_private_key(raw, None))
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError(f"{path} is no EC key: `onesweep certs` makes those only")
+        raise InputError(f"{path} is not an EC key: `onesweep certs` makes only those")
     return key
 
 
@@ -345,4 +345,4 @@ def _parsed(path: Path, what: str, parse: Callable[[bytes], Parsed], raw: bytes 
     try:
         return parse(read_file(path) if raw is None else raw)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InputError(f"{path} is no {what} (PEM)") from None
+        raise InputError(f"{path} is not a {what} (PEM)") from None

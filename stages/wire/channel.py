@@ -81,11 +81,11 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
     if match is None or int(match[2]) > 65535:
-        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_instead(text)}")
+        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_suggestion(text)}")
     return match[1].strip("[]"), int(match[2])
 
 
-def _instead(text: str) -> str:
+def _suggestion(text: str) -> str:
     """The likely intended address for a URL, or for IPv6 without brackets, as the end of a sentence."""
     bare = re.sub(r"^[a-z]+://|/.*$", "", text)
     if bare != text:
@@ -215,12 +215,12 @@ class CallBounds(Interceptor):
                 request = await anext(requests, None)
         except TimeoutError:
             raise exhausted(
-                f"the request was not whole within {ARRIVAL_S:g} s, or when too many others came", 1000
+                f"the request did not arrive within {ARRIVAL_S:g} s, or before too many others", 1000
             ) from None
         finally:
             arriving.pop(limit, None)
         if request is not None and request.ByteSize() > max_bytes:
-            raise exhausted(f"a request of {request.ByteSize()} bytes; this method takes {max_bytes} at most", 60_000)
+            raise exhausted(f"the request has {request.ByteSize()} bytes; this method's limit is {max_bytes}", 60_000)
         return request
 
 
@@ -231,8 +231,8 @@ async def _write(context: Context, response: object) -> None:
             with ignoring_ended_call():
                 await context.write(response)
     except TimeoutError:
-        said = f"the answer was not read for {UNREAD_S:g} s: read it as it comes"
-        raise StatusError(grpc.StatusCode.CANCELLED, said) from None
+        message = f"the answer was not read for {UNREAD_S:g} s: read it as it arrives"
+        raise StatusError(grpc.StatusCode.CANCELLED, message) from None
 
 
 def new_server(
@@ -290,11 +290,11 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     except RuntimeError:
         bound = 0
     if bound and security.tls is None and not is_loopback(address):
-        log.warning("%s can be reached from other machines, and what passes there is not encrypted", address)
+        log.warning("%s can be reached from other machines, and its traffic is not encrypted", address)
     if bound:
         _PLACES[server].watch(server, bound)
     else:
-        raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
+        raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's")
     return bound
 
 
@@ -345,12 +345,12 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         if (status := self._status.get(request.service)) is None:
-            raise not_found(f"there is no service {request.service[:80]!r} here")
+            raise not_found(f"unknown service {request.service[:80]!r}")
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         if len(self._watchers) >= MAX_WATCHERS:
-            raise exhausted(f"{MAX_WATCHERS} clients watch already: use Check", DEFAULT_RETRY_MS)
+            raise exhausted(f"{MAX_WATCHERS} clients are already watching: use Check", DEFAULT_RETRY_MS)
         changed, last = asyncio.Event(), None
         self._watchers.add(changed)
         try:
@@ -363,8 +363,8 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
                 await changed.wait()
                 changed.clear()
         except TimeoutError:
-            said = f"the last status was not read within {WRITE_S:g} s"
-            raise StatusError(grpc.StatusCode.CANCELLED, said) from None
+            message = f"the last status was not read within {WRITE_S:g} s"
+            raise StatusError(grpc.StatusCode.CANCELLED, message) from None
         finally:
             self._watchers.discard(changed)
 

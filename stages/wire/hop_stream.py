@@ -39,7 +39,7 @@ OPENING_BYTES, OPENING_MS, OPENING_PART = tuple(1 << power for power in range(15
 # The quickest of this many keep-warm messages gives the link's round trip: others may have waited for a processor.
 RECENT = 8
 # The greatest delay of an answer fades by this with each later answer: half is left after about ten seconds.
-LATE_FADES = 0.99
+LATE_DECAY = 0.99
 # One call per hop took 0.5 ms there and back and 0.6 ms of processor time; a message on an open stream, half of that.
 BATCH_BYTES = 1 << 20  # a batch takes hops until it has this many bytes
 # and about this many, evenly divided: the next host begins with the first while this one still works on the others, and
@@ -162,7 +162,7 @@ class Relay:
             self.rtt_ms = (monotonic() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
             waited_s = monotonic() - self.asked_at if self.asked_at is not None else 0.0
-            self.late_ms, self.asked_at = max(waited_s * 1000, LATE_FADES * self.late_ms), None
+            self.late_ms, self.asked_at = max(waited_s * 1000, LATE_DECAY * self.late_ms), None
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()
@@ -234,7 +234,7 @@ class Relay:
             self._streamer.cancel()  # it would wait for the old connection to come back
 
     @property
-    def least_rtt_ms(self) -> float | None:
+    def min_rtt_ms(self) -> float | None:
         """Least round trip of the last few keep-warm messages; None while the host does not answer."""
         return min(self._rtts_ms, default=None)
 
@@ -246,7 +246,7 @@ class Relay:
     async def _stream(self) -> None:
         """One stream, from its first batch to its end; hops without an ack by then have failed."""
         begin = monotonic()
-        refusal = unavailable(f"{self.host} closed the connection; see that it runs")
+        refusal = unavailable(f"{self.host} closed the connection; check that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for hops already in the outbox
         self._receipt_at, self._quiet_bytes = 0.0, 0
@@ -257,8 +257,8 @@ class Relay:
                     continue
                 for rejection in ack.rejections:
                     if rejection.index < len(handovers):
-                        said = f"{self.host} refused: {rejection.message}"
-                        refused = StatusError.numbered(rejection.code, said, rejection.retry_after_ms or None)
+                        status_message = f"{self.host} refused: {rejection.message}"
+                        refused = StatusError.numbered(rejection.code, status_message, rejection.retry_after_ms or None)
                         handovers[rejection.index].settle(refused)
                 for handover in handovers:
                     if self.meter is not None:
@@ -314,7 +314,7 @@ class Relay:
         now, pause_s = monotonic(), self.hop_timeout_s / TICKS
         for handover in self._unsettled:
             if now >= handover.due_at:
-                handover.settle(deadline_exceeded(f"the deadline passed while {self.host} did not answer"))
+                handover.settle(deadline_exceeded(f"the deadline passed before {self.host} answered"))
             elif now >= handover.begin + self.hop_timeout_s:
                 handover.settle(self._silent(handover.begin))
         if self._quiet_bytes and now >= self._receipt_at + pause_s:
@@ -344,13 +344,13 @@ class Relay:
     def _silent(self, begin: float) -> StatusError:
         self._renew()
         waited_s = monotonic() - begin
-        return unavailable(f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached")
+        return unavailable(f"{self.host} did not answer within {waited_s:.1f} s; check that it runs and is reachable")
 
     def loss(self, error: grpc.aio.AioRpcError) -> str:
         """The reason why a call that should last forever ended."""
         refusal = self.refusal(error, monotonic())
-        is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
-        return refusal.message if is_said else printable(error.details() or error.code().name, newline=" ")
+        explained = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
+        return refusal.message if explained else printable(error.details() or error.code().name, newline=" ")
 
     def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> StatusError:
         """The error for a failed call. `begin`: its start, by the performance counter."""
@@ -360,9 +360,9 @@ class Relay:
         if code is grpc.StatusCode.UNAVAILABLE:
             self._renew()
             problem = handshake_problem(details, self.security)
-            return StatusError(code, f"{self.host} {problem or f'cannot be reached ({details}); see that it runs'}")
+            return StatusError(code, f"{self.host} {problem or f'cannot be reached ({details}); check that it runs'}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._silent(begin)
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return StatusError(code, f"{self.address} is no stage server; the last host's successor is the first host")
+            return StatusError(code, f"{self.address} is not a stage server; the first host follows the last")
         return StatusError(code, f"{self.host} failed: {details}")

@@ -53,9 +53,9 @@ class LinkRecord:
         relayed = {tuple(sorted(pair)) for pair in links if self.kinds.get(pair) == RELAYED}
         for pair in sorted(relayed):
             ports = [f"TCP {self.ports[name].rpartition(':')[2]} on {name}" for name in pair if name in self.ports]
-            spared_ms = min(trips_ms[name] for name in pair)
-            remedy = f"open {' or '.join(ports) or 'a port'}, about {spared_ms:.0f} ms less a trip"
-            lines.append(f"{' and '.join(pair)} relay over the router: {remedy}")
+            saved_ms = min(trips_ms[name] for name in pair)
+            remedy = f"open {' or '.join(ports) or 'a port'} to save about {saved_ms:.0f} ms a trip"
+            lines.append(f"{' and '.join(pair)} relay through the router: {remedy}")
         return lines
 
 

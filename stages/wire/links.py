@@ -42,7 +42,7 @@ DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
 ROUTER_NAME = "router"
 TO_KEY = "onesweep-to"  # metadata of Carry: the target of a new pipe; PIPE_KEY identifies the pipe
 KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
-MAX_TOLD = 16  # addresses of one machine that are announced
+MAX_ANNOUNCED = 16  # addresses of one machine that are announced
 PROXY_S, MAX_UNKNOWN = 5.0, 64  # for a connection to the proxy to state its request; most such connections
 # Time to try each way. Together less than gRPC allows an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
@@ -66,7 +66,7 @@ def link_address(machine: str) -> str:
 def check_machine(name: str) -> str:
     """The name of a machine: one label of a domain name. Raises InputError."""
     if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
-        raise InputError(f"a machine is called by 1 to 32 small letters, digits and dashes, not {quoted(name)}")
+        raise InputError(f"a machine's name must be 1 to 32 lower-case letters, digits and dashes, not {quoted(name)}")
     return name
 
 
@@ -97,9 +97,9 @@ class LinkProxy:
             await self._dial(name, local := _Answered(reader, writer))
         except StatusError as refusal:
             if self._said.get(name) != refusal.message:  # gRPC retries again and again
-                log.info("no way to %s: %s", name, refusal.message)
+                log.info("no route to %s: %s", name, refusal.message)
             self._said[name] = refusal.message
-            if not local.is_told:
+            if not local.is_answered:
                 is_gone = refusal.code is grpc.StatusCode.NOT_FOUND
                 writer.write(b"HTTP/1.1 410 Gone\r\n\r\n" if is_gone else b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
@@ -126,20 +126,20 @@ class LinkProxy:
         """The machine that a request asks for; empty for a stranger's request."""
         line, *fields = head.decode("latin-1").split("\r\n")
         said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
-        due = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
+        credentials = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
         shown = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}
-        is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {due}".encode())
+        is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {credentials}".encode())
         return said[1] if said and is_ours else ""
 
 
 class _Answered(SocketPipe):
     """A connection to the proxy. It sends word that the way is open before reading the first bytes."""
 
-    is_told = False
+    is_answered = False
 
     async def read(self) -> bytes:
-        if not self.is_told:
-            self.is_told = True
+        if not self.is_answered:
+            self.is_answered = True
             self.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         return await super().read()
 
@@ -157,7 +157,7 @@ class MachineLinks:
         Raises InputError for certificate files that fail a handshake.
         """
         self.name, self.tls, self.own, self._addresses = name, tls, own, addresses
-        self.told: tuple[str, ...] = ()
+        self.announced: tuple[str, ...] = ()
         self.awaited = AwaitedPipes()  # type: ignore[abstract]
         self.attends = False
         tls.read()
@@ -179,12 +179,12 @@ class MachineLinks:
             address = self._rendezvous[at % len(self._rendezvous)]
             channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
             stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-            self.told = tuple(self._addresses())[:MAX_TOLD]  # a laptop may have moved by now
+            self.announced = tuple(self._addresses())[:MAX_ANNOUNCED]  # a laptop may have moved by now
             try:
-                async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
+                async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.announced)):
                     if not self.attends:
                         self._kinds.clear()  # it may be a new process
-                        log.info("%s: attends the rendezvous at %s", self.name, address)
+                        log.info("%s: connected to the rendezvous at %s", self.name, address)
                     self._stub, self.attends, pause_s = stub, True, RETRY_S
                     if notice.pipe:
                         self._begin(self._answer(stub, notice))
@@ -194,7 +194,7 @@ class MachineLinks:
                 if self.attends:
                     log.warning("%s: lost the rendezvous at %s (%s)", self.name, address, error.details())
                 elif at == len(self._rendezvous) - 1:  # all addresses have been tried
-                    said = "no rendezvous answers at %s (%s), which is asked again: see that `onesweep serve` runs"
+                    said = "no rendezvous answers at %s (%s); retrying: check that `onesweep serve` is running"
                     log.warning(said, ", ".join(self._rendezvous), error.details())
             at += not self.attends  # an address that worked is tried again
             self.attends = False
@@ -204,7 +204,7 @@ class MachineLinks:
     async def dial(self, name: str, local: SocketPipe) -> None:
         """Carry a connection to a machine, by the first way that works. Raises StatusError."""
         if (stub := self._stub) is None:
-            raise unavailable("the rendezvous was not reached yet")
+            raise unavailable("the rendezvous has not been reached yet")
         last, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
         kind = last if monotonic() - chosen_at <= CHOSEN_S else ""
         try:
@@ -222,7 +222,7 @@ class MachineLinks:
                 is_same = last == DIRECT and address in there.addresses
                 if is_same and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
                     self._ways[name] = last, address, chosen_at
-                    raise unavailable(f"machine {name} does not answer where it did")
+                    raise unavailable(f"machine {name} no longer answers at its address")
             async with self._reversed(stub, name if kind != RELAYED else "") as other:
                 if other is not None:
                     self._choose(stub, name, REVERSED)
@@ -270,11 +270,11 @@ class MachineLinks:
     @contextlib.asynccontextmanager
     async def _reversed(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str) -> AsyncIterator[Pipe | None]:
         """A pipe that the machine opens to this one; None if it does not. :param name: empty: ask no machine."""
-        if not name or not self.told:
+        if not name or not self.announced:
             yield None
             return
         async with self.awaited.awaited() as (pipe, found):
-            await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.told), timeout=NOTICE_S)
+            await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.announced), timeout=NOTICE_S)
             await asyncio.wait([found], timeout=REVERSE_S)
             yield found.result() if found.done() else None
 
@@ -320,7 +320,7 @@ class MachineLinks:
 
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
-        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_TOLD]]
+        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_ANNOUNCED]]
         try:
             for probe in asyncio.as_completed(probes, timeout=PROBE_S):
                 with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):

@@ -111,7 +111,7 @@ def merged(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
     whole = stage_pb2.Event(session=events[0].session, number=events[0].number)
     for batch, event in enumerate(events):
         if event.WhichOneof("outcome") != "scores" or event.scores.batch != batch:
-            raise internal(f"what came for batch {batch} of a step's candidates is not its scores")
+            raise internal(f"the result for batch {batch} of a step's candidates is not its scores")
     whole.scores.nats = b"".join(event.scores.nats for event in events)
     whole.timings.extend(summed(timing for event in events for timing in event.timings))
     return whole
@@ -242,10 +242,10 @@ def check_label(text: str, what: str, most: int = MAX_NAME) -> None:
 def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
     """Raise StatusError unless `timings` can be summed."""
     if len(timings) > MAX_TIMINGS:
-        raise invalid(f"{len(timings)} timings; a sweep passes at most {MAX_TIMINGS} hosts")
+        raise invalid(f"{len(timings)} timings; a sweep can pass at most {MAX_TIMINGS} hosts")
     for timing in timings:
         check_label(timing.host, "a timing's host")
         if not (0 <= timing.queue_ms <= MAX_TIMING_MS and 0 <= timing.compute_ms <= MAX_TIMING_MS):
-            raise invalid(f"the timing of {timing.host} has times that are negative, not finite or of years")
+            raise invalid(f"the timing of {timing.host} has times that are negative, not finite or years long")
         if timing.received_bytes > MAX_TIMING_BYTES:
             raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")

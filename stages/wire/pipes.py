@@ -18,7 +18,7 @@ from stages.wire.status import Context, exhausted, ignoring_ended_call, not_foun
 log = logging.getLogger(__name__)
 
 PIPE_KEY = "onesweep-pipe"  # metadata of Carry: identifies the pipe
-NOBODY_WAITS = "nobody waits for this pipe"
+PIPE_NOT_AWAITED = "no one is waiting for this pipe"
 PIECE_BYTES = 64 << 10  # of a connection's bytes in one message
 # Memory of a pipe in a relay if its readers do not read: for each end, the data that gRPC buffered (its window, which
 # grew to 4 MB where it measured the link), a piece being forwarded, and a piece that gRPC writes. A window of 1 MB
@@ -128,7 +128,7 @@ class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are 
         self, requests: AsyncIterator[join_pb2.Chunk], context: Context
     ) -> None:
         if not await self.open(dict(context.invocation_metadata() or ()), "", ServedPipe(requests, context)):
-            raise not_found(NOBODY_WAITS)
+            raise not_found(PIPE_NOT_AWAITED)
 
 
 class RelayBudget:
@@ -144,14 +144,14 @@ class RelayBudget:
         pair = frozenset(ends)
         for held, most in ((self.held[pair], PAIR_BYTES), (self.held.total(), RELAY_BYTES)):
             if held + PIPE_BYTES > most:
-                said = f"the router may hold no more than {most >> 20} MB for {' and '.join(ends)}, or for all together"
-                raise exhausted(f"{said}: too many connections are open", 1000)
+                message = f"the router can hold at most {most >> 20} MB for {' and '.join(ends)}, or for all machines"
+                raise exhausted(f"{message}: too many connections are open", 1000)
         self.held[pair] += PIPE_BYTES
         try:
             yield lambda size: self.carried.update({pair: size})
         finally:
             self.held[pair] -= PIPE_BYTES
-            log.info("%s: %d bytes were relayed by now", " and ".join(ends), self.carried[pair])
+            log.info("%s: %d bytes relayed so far", " and ".join(ends), self.carried[pair])
 
 
 async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lambda size: None) -> None:

@@ -24,11 +24,11 @@ from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import KEEPALIVE, CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
-from stages.wire.links import KINDS, MAX_TOLD, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
+from stages.wire.links import KINDS, MAX_ANNOUNCED, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
 from stages.wire.pipes import (
-    NOBODY_WAITS,
     PIECE_BYTES,
+    PIPE_NOT_AWAITED,
     WINDOW_OPTIONS,
     AwaitedPipes,
     Pipe,
@@ -36,7 +36,7 @@ from stages.wire.pipes import (
     ServedPipe,
     splice,
 )
-from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
+from stages.wire.secret_files import file_lock, make_private_directory, read_file, write_file
 from stages.wire.status import Context, StatusError, already_exists, exhausted, invalid, not_found, unavailable
 from stages.wire.tickets import Invitations
 from stages.wire.tls import Security, Tls
@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 # Between renewals of its own certificate, checks for revoked machines, and records of relayed bytes.
-RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
-TROUBLE_S = 3600.0  # until damaged files are checked again
+RENEW_S, LOOK_S, RECORD_PAUSE_S = 5 * 86400.0, 1.0, 5.0
+ERROR_PAUSE_S = 3600.0  # until damaged files are checked again
 STOP_S = 0.5  # time for calls to end by themselves
 CLOCK_S = 240.0  # largest error of a machine's clock: certificates are valid from five minutes before
 MAX_MACHINES, MAX_CALLS = 64, 256  # in a run; incomplete calls of one machine at once
@@ -107,11 +107,11 @@ class RunDirectory:
             there = json.loads(read_file(self._machines)) if self._machines.exists() else {}
             return {name: Machine(name, str(digest)) for name, digest in there.items()}
         except (ValueError, AttributeError):
-            raise InputError(f"{self._machines} is damaged: put back what was there, or remove it") from None
+            raise InputError(f"{self._machines} is damaged: restore it, or remove it") from None
 
     def keep(self, name: str, machine: Machine | None) -> None:
         """Record a machine that joined, or (None) remove one. Raises InputError."""
-        with lock_beside(self._machines):
+        with file_lock(self._machines):
             there = self.machines() | ({name: machine} if machine else {})
             record = {each.name: each.sha256 for each in there.values() if machine or each.name != name}
             write_file(self._machines, json.dumps(record, indent=1).encode())
@@ -167,30 +167,30 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             await server.stop(STOP_S)
 
     async def _renew(self) -> None:
-        renewed_at = told_at = monotonic()
+        renewed_at = recorded_at = monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                self.let_go(self.machines.keys() - self.run.machines().keys())
+                self.remove_machines(self.machines.keys() - self.run.machines().keys())
                 if monotonic() - renewed_at > RENEW_S:
                     renewed_at = monotonic()
                     self.run.renew()
-                if RELAYED in self.kinds.values() and monotonic() - told_at > TOLD_S:
-                    told_at = monotonic()
-                    self.tell()
+                if RELAYED in self.kinds.values() and monotonic() - recorded_at > RECORD_PAUSE_S:
+                    recorded_at = monotonic()
+                    self.write_links()
             except InputError as error:
-                log.warning("the run's files cannot be looked after: %s", error)
-                await asyncio.sleep(TROUBLE_S)
+                log.warning("cannot update the run's files: %s", error)
+                await asyncio.sleep(ERROR_PAUSE_S)
 
-    def let_go(self, names: Iterable[str]) -> None:
+    def remove_machines(self, names: Iterable[str]) -> None:
         """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
             machine = self.machines.pop(name)
             machine.dismiss()
-            self.tell()
-            self._say(f"{name} is let go")
+            self.write_links()
+            self._say(f"{name} was removed")
 
-    def tell(self) -> None:
+    def write_links(self) -> None:
         """Record, for commands on this machine, the proxy that dials machines, and their links. Raises InputError."""
         kinds = [[*pair, kind] for pair, kind in self.kinds.copy().items()]
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
@@ -206,24 +206,24 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             raise hops_refusal(request.protocol, "this machine", "the router")
         if abs(ahead_s := request.unix_s - time.time()) > CLOCK_S:
             side = "ahead of" if ahead_s > 0 else "behind"
-            raise invalid(f"this machine's clock is {abs(ahead_s) / 60:.0f} minutes {side} the router's: put it right")
+            raise invalid(f"this machine's clock is {abs(ahead_s) / 60:.0f} minutes {side} the router's: correct it")
         if there is not None:
             return self._certified(request, there.name, "")
         try:
             secret = _secret_of(dict(context.invocation_metadata() or ()))
             invitation = self.run.invitations.find(secret) if secret else None
-            problem = invitation.problem(time.time()) if invitation else "the router knows no such ticket"
+            problem = invitation.problem(time.time()) if invitation else "the router does not know this ticket"
             if invitation is None or problem:
-                raise self._refusal("Enrol", f"{problem}: ask for another, of `onesweep invite`")
+                raise self._refusal("Enrol", f"{problem}: ask for another one from `onesweep invite`")
             name = check_machine(invitation.name or request.name)
             if request.insists and name != request.name:
-                said = f"this ticket is for a machine called {name}: leave --name out, or ask for another ticket"
-                raise invalid(said)
+                message = f"this ticket is for a machine named {name}: omit --name, or ask for another ticket"
+                raise invalid(message)
             if name in self.machines or name == ROUTER_NAME:
-                said = f"a machine called {name} has joined already: take another name, with --name"
-                raise already_exists(said)
+                message = f"a machine named {name} has already joined: choose another --name"
+                raise already_exists(message)
             if len(self.machines) >= MAX_MACHINES:
-                raise exhausted(f"{MAX_MACHINES} machines have joined, and no more can", 60_000)
+                raise exhausted(f"{MAX_MACHINES} machines have joined, which is the limit", 60_000)
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
@@ -238,12 +238,12 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         machine = self._caller("Attend", context)
         machine.leaving = request.leaving
         if request.leaving:
-            self._say(f"{machine.name} leaves")
+            self._say(f"{machine.name} is leaving")
             return
         machine.addresses = _checked(request.addresses)
         machine.dismiss()  # it dialled again: its former connection is dead, even if TCP does not know yet
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MAX_NOTICES)
-        self._say(f"{machine.name} is there")
+        self._say(f"{machine.name} is online")
         try:
             yield join_pb2.Notice()
             while machine.notices is notices:  # a second call replaces the first
@@ -251,24 +251,24 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         finally:
             if machine.notices is notices:
                 machine.notices = None
-                self._say(f"{machine.name} is gone")
+                self._say(f"{machine.name} is offline")
 
     async def Reach(self, request: join_pb2.ReachRequest, context: Context) -> join_pb2.ReachResponse:
         machine = self._caller("Reach", context)
         target = self._reachable(machine, request.to)
         if request.pipe:
             if len(request.pipe) != 32 or not request.pipe.isalnum():
-                raise invalid("a pipe is called by 32 hexadecimal digits")
+                raise invalid("a pipe's name must be 32 hexadecimal digits")
             addresses = _checked(request.addresses)
             self._notify(target, join_pb2.Notice(pipe=request.pipe, addresses=addresses, caller=machine.name))
         if (kind := request.kind) and kind not in KINDS:
-            raise invalid(f"a link is {', '.join(KINDS)}")
+            raise invalid(f"a link's kind must be one of {', '.join(KINDS)}")
         before = self.kinds.get((machine.name, target.name), "")
         if kind and before != kind:
             self.kinds[machine.name, target.name] = kind
             if self.announces:
                 self._say(f"link {machine.name} to {target.name}: {kind}{before and f' (it was {before})'}")
-            self.tell()
+            self.write_links()
         return join_pb2.ReachResponse(addresses=target.addresses)
 
     async def Carry(  # type: ignore[override]  # it writes as it goes
@@ -281,7 +281,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             await self._join(own, target, machine.name)
             return
         if not await self._awaited.open(metadata, machine.name, own):
-            raise self._refusal("Carry", NOBODY_WAITS, grpc.StatusCode.NOT_FOUND)
+            raise self._refusal("Carry", PIPE_NOT_AWAITED, grpc.StatusCode.NOT_FOUND)
 
     # The router's own way
 
@@ -316,21 +316,21 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def _reachable(self, machine: Machine, name: str) -> Machine:
         """The machine called `name`. Raises StatusError if it is not `machine`'s neighbour, or does not attend."""
         if name not in self.neighbours.get(machine.name, ()):
-            said = f"{quoted(name)} is no neighbour of {machine.name}"
-            raise self._refusal("Reach", said, grpc.StatusCode.PERMISSION_DENIED)
+            message = f"{quoted(name)} is not a neighbour of {machine.name}"
+            raise self._refusal("Reach", message, grpc.StatusCode.PERMISSION_DENIED)
         return self._present(name)
 
     def _present(self, name: str) -> Machine:
         if (machine := self.machines.get(name)) is None:
-            raise not_found(f"machine {name[:40]} was let go")
+            raise not_found(f"machine {name[:40]} was removed")
         if machine.notices is None:
-            raise unavailable(f"machine {name} is not there")
+            raise unavailable(f"machine {name} is offline")
         return machine
 
     def _caller(self, method: str, context: Context) -> Machine:
         machine = self._machine_of(dict(context.invocation_metadata() or ()))
         if machine is None:
-            raise self._refusal(method, "this machine has not joined, or was let go: `onesweep join TICKET`")
+            raise self._refusal(method, "this machine has not joined, or was removed: `onesweep join TICKET`")
         return machine
 
     def _machine_of(self, metadata: Mapping[str, Any]) -> Machine | None:
@@ -355,14 +355,14 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
 
 def _secret_of(metadata: Mapping[str, Any]) -> str:
-    said = metadata.get(HEADER, "")
-    return said.removeprefix(SCHEME) if isinstance(said, str) else ""
+    header = metadata.get(HEADER, "")
+    return header.removeprefix(SCHEME) if isinstance(header, str) else ""
 
 
 def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
     """The addresses, checked. Raises StatusError for an invalid one."""
-    if len(addresses) > MAX_TOLD:
-        raise invalid(f"a machine has at most {MAX_TOLD} addresses")
+    if len(addresses) > MAX_ANNOUNCED:
+        raise invalid(f"a machine can have at most {MAX_ANNOUNCED} addresses")
     try:
         for address in addresses:
             parse_address(address)

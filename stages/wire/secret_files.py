@@ -29,7 +29,7 @@ def read_file(path: Path) -> bytes:
 def check_secret(path: Path) -> None:
     """Raise InputError if anyone but the owner can change the file, or anyone outside its group can read it."""
     if path.stat().st_mode & SECRET_MODE:
-        raise InputError(f"{path} is a secret, and others can read or change it: chmod 600 {path}")
+        raise InputError(f"{path} is a secret, but others can read or change it: chmod 600 {path}")
 
 
 def stamp_of(path: Path) -> FileStamp:
@@ -55,14 +55,14 @@ def check_private(directory: Path) -> None:
         return
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ServiceError(
-            f"{directory} must be a directory of yours that nobody else can enter (chmod 700): "
-            "put that right, or name another in ONESWEEP_STATE"
+            f"{directory} must belong to you, and nobody else may enter it (chmod 700): "
+            "fix that, or name another directory in ONESWEEP_STATE"
         )
 
 
 def make_state_directory(directory: Path) -> None:
     """Make a directory that only this user can use, or check one. Raises ServiceError."""
-    with file_errors(ServiceError, f"cannot make {directory}", "name another in ONESWEEP_STATE"):
+    with file_errors(ServiceError, f"cannot make {directory}", "name another directory in ONESWEEP_STATE"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
 
@@ -73,7 +73,7 @@ def make_private_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o077:
-        raise InputError(f"{directory} holds keys and others can enter it: chmod 700 {directory}")
+        raise InputError(f"{directory} holds keys, but others can enter it: chmod 700 {directory}")
 
 
 def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
@@ -92,7 +92,7 @@ def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
 
 
 @contextmanager
-def lock_beside(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Keep other commands from changing the files next to `path` between reading and writing. Raises InputError."""
     with file_errors(InputError, f"cannot write {path}"):
         handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -124,21 +124,21 @@ def _be_like(handle: int, path: Path, mode: int) -> None:
     except PermissionError:
         raise InputError(
             f"cannot write {path}: it belongs to user {before.st_uid} and group {before.st_gid}, "
-            "and who reads it could not read a file of yours; run this as that user, or as root"
+            "and its readers could not read a file of yours; run this as that user, or as root"
         ) from None
     os.fchmod(handle, before.st_mode & (mode | GROUP_READS))
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """`--tls-cert`, `--tls-key`, `--tls-ca`, `--insecure`."""
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show, from `onesweep certs`")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to present, from `onesweep certs`")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
     add_client_options(parser)
 
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:
     """`--tls-ca`, `--insecure`."""
-    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority whose certificates are believed")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority whose certificates are trusted")
     parser.add_argument("--insecure", action="store_true", help="accept plain text to and from other machines")
 
 

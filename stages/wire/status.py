@@ -112,8 +112,8 @@ def call_metadata(error: grpc.RpcError) -> dict[str, str]:
 
 def retry_after_ms(metadata: Mapping[str, str]) -> int | None:
     """The retry time that a server named, in milliseconds; None if it is not a number."""
-    said = metadata.get(RETRY_AFTER, "")
-    return int(said) if re.fullmatch("[0-9]{1,9}", said) else None
+    delay_ms = metadata.get(RETRY_AFTER, "")
+    return int(delay_ms) if re.fullmatch("[0-9]{1,9}", delay_ms) else None
 
 
 def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:
@@ -307,7 +307,7 @@ def _calls(make: Callable[..., Any], metadata: Metadata, path: str, **how: Any) 
 
 def _no_message() -> NoMessageError:
     nothing = grpc.aio.Metadata()
-    words = "the answer is no message of this call's type, or is too large"
+    words = "the answer is not a message of this call's type, or is too large"
     return NoMessageError(grpc.StatusCode.INTERNAL, nothing, nothing, words)
 
 
@@ -357,4 +357,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _undecodable() -> NoReturn:
-    raise invalid("the request is no message of this call's type: it was damaged, is of another program, or has no end")
+    raise invalid("the request is not a message of this call's type: it is damaged, incomplete or from another program")

@@ -33,7 +33,7 @@ from stages.wire.certificates import key_fingerprint, make_request
 from stages.wire.channel import parse_address
 from stages.wire.links import ROUTER_NAME, link_name
 from stages.wire.messages import PROTOCOL
-from stages.wire.secret_files import PUBLIC, lock_beside, read_file, write_file
+from stages.wire.secret_files import PUBLIC, file_lock, read_file, write_file
 from stages.wire.tls import LOOPBACK_ONLY, Tls, handshake_problem
 from stages.wire.tokens import token_hash, token_metadata
 
@@ -62,7 +62,7 @@ class Ticket:
         """Parse a ticket. Raises InputError, which does not quote the ticket."""
         text = text.strip()
         if not text.startswith(PREFIX):
-            raise InputError(f"this is no ticket: one begins with {PREFIX}, and `onesweep serve` prints it")
+            raise InputError(f"this is not a ticket: a ticket begins with {PREFIX}; `onesweep serve` prints one")
         try:
             packed = text.removeprefix(PREFIX).encode("ascii")
             packed = base64.b64decode(packed + b"=" * (-len(packed) % 4), b"-_", validate=True)
@@ -74,7 +74,7 @@ class Ticket:
             if not 1 <= len(addresses) <= MAX_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
                 raise ValueError
         except (ValueError, TypeError, RecursionError, binascii.Error):
-            raise InputError("the ticket is damaged: copy it again, from the first letter to the last") from None
+            raise InputError("the ticket is damaged: copy it again, from the first character to the last") from None
         for address in addresses:
             parse_address(address, "the ticket's address")
         return cls(tuple(addresses), fingerprint, secret)
@@ -102,7 +102,7 @@ class Invitation:
             return "this ticket was revoked"
         if now > self.until:
             return f"this ticket expired on {self.ends}"
-        return "" if self.uses > 0 else "this ticket was used already, as often as it may be"
+        return "" if self.uses > 0 else "this ticket was already used as often as it allows"
 
 
 class Invitations:
@@ -127,17 +127,17 @@ class Invitations:
         if not 0 < days <= MAX_DAYS:
             raise InputError(f"--days must be above 0 and at most {MAX_DAYS}, not {days:g}")
         if name and uses > 1:
-            raise InputError("a ticket with a name is for one machine: leave --uses out")
+            raise InputError("a ticket with a name is for one machine: omit --uses")
         secret = secrets.token_urlsafe(SECRET_BYTES)
         digest = token_hash(secret)
         made = Invitation(digest[:ID_DIGITS], digest, uses, time.time() + days * DAY_S, name)
-        with lock_beside(self.path):
+        with file_lock(self.path):
             self._write([*(each for each in self.all() if time.time() < each.until + MAX_DAYS * DAY_S), made])
         return made, secret
 
     def revoke(self, id: str) -> None:
         """Revoke an invitation."""
-        with lock_beside(self.path):
+        with file_lock(self.path):
             self._write([replace(each, revoked=each.revoked or each.id == id) for each in self.all()])
 
     def find(self, secret: str) -> Invitation | None:
@@ -147,7 +147,7 @@ class Invitations:
 
     def use(self, used: Invitation) -> None:
         """Book a use of an invitation."""
-        with lock_beside(self.path):
+        with file_lock(self.path):
             self._write([replace(each, uses=each.uses - (each.id == used.id)) for each in self.all()])
 
     def _write(self, all_: Sequence[Invitation]) -> None:
@@ -220,10 +220,10 @@ def enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Join
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.ALREADY_EXISTS and not is_given and f" {name} " in details:  # a ticket may name it
             return None
-        said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
-        if code in said:
+        explained = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
+        if code in explained:
             raise InputError(details) from None
-        problem = handshake_problem(details, LOOPBACK_ONLY) or f"did not let this machine in: {details}"
+        problem = handshake_problem(details, LOOPBACK_ONLY) or f"refused this machine: {details}"
         raise ServiceError(f"the router at {address} {problem}") from None
     write_file(directory / "ca.pem", response.authority, PUBLIC)
     write_file(directory / "machine.pem", response.certificate, PUBLIC)
@@ -244,10 +244,10 @@ def _found(ticket: Ticket) -> tuple[str, bytes]:
             continue
         if secrets.compare_digest(key_fingerprint(shown), ticket.fingerprint):
             return address, shown
-        problems.append(f"at {address} is another server than the ticket's")
+        problems.append(f"the server at {address} is not the ticket's")
     raise ServiceError(
-        f"no way to the router: {'; '.join(problems)}. See that `onesweep serve` runs there and that this machine "
-        "reaches it; nothing of the ticket was sent"
+        f"cannot reach the router: {'; '.join(problems)}. Check that `onesweep serve` is running there and that this "
+        "machine can reach it; nothing of the ticket was sent"
     )
 
 

@@ -23,24 +23,24 @@ ROUND_TRIPS = 4  # of a handshake in memory: more than one needs
 
 Stamp = tuple[FileStamp, ...]  # state of some files, to detect changes
 
-OTHER_AUTHORITY = "showed a certificate of another authority than --tls-ca: give both sides the same ca.pem"
+OTHER_AUTHORITY = "presented a certificate from another authority than --tls-ca: give both sides the same ca.pem"
 PLAIN = "WRONG_VERSION_NUMBER"
 CLOSED = ("Socket closed", "Connection reset by peer", "Broken pipe")
 # gRPC's words for a connection that failed to open, as opposed to one that broke
 FIRST_CONTACT = "failed to connect"
 _SENTENCES = (
-    ("certificate has expired", "showed a certificate that has expired: renew it there with `onesweep certs renew`"),
-    ("not yet valid", "showed a certificate that is not valid yet: see that the clocks are right"),
-    ("Hostname Verification", "showed a certificate for another address: make it anew with --address"),
-    ("certificate purpose", "showed a certificate that is not for servers: make one with `onesweep certs issue host`"),
-    ("subtree violation", "showed a certificate with a name that its authority may not give"),
+    ("certificate has expired", "presented a certificate that has expired: renew it there with `onesweep certs renew`"),
+    ("not yet valid", "presented a certificate that is not valid yet: check that the clocks are right"),
+    ("Hostname Verification", "presented a certificate for another address: make it again with --address"),
+    ("certificate purpose", "presented a certificate not meant for servers: make one with `onesweep certs issue host`"),
+    ("subtree violation", "presented a certificate with a name that its authority may not certify"),
     ("issuer certificate", OTHER_AUTHORITY),
     ("certificate signature", OTHER_AUTHORITY),
     ("self-signed", OTHER_AUTHORITY),
     ("self signed", OTHER_AUTHORITY),
-    ("HTTP proxy returned response code 410", "was let go of this run: `onesweep invite` lets another machine in"),
-    ("HTTP proxy returned", "is away, and no way leads to it now: see that `onesweep join` runs there"),
-    (PLAIN, "does not speak TLS: start it with --tls-cert, or leave --tls-ca out here"),
+    ("HTTP proxy returned response code 410", "was removed from this run: `onesweep invite` lets another machine join"),
+    ("HTTP proxy returned", "is offline or cannot be reached: check that `onesweep join` is running there"),
+    (PLAIN, "does not speak TLS: start it with --tls-cert, or omit --tls-ca here"),
 )
 
 
@@ -89,9 +89,9 @@ class Tls:
         chain, key = read_file(self.certificate), read_file(self.key)
         check_secret(self.key)
         if CERTIFICATE_MARK not in chain:
-            raise InputError(f"{self.certificate} is no certificate (PEM)")
+            raise InputError(f"{self.certificate} is not a certificate (PEM)")
         if KEY_MARK not in key:
-            raise InputError(f"{self.key} is no private key (PEM)")
+            raise InputError(f"{self.key} is not a private key (PEM)")
         return TlsMaterial(authority, chain, key, examine(self.authority, self.certificate, self.key))
 
     def own(self, *roles: str) -> Certificate:
@@ -101,9 +101,9 @@ class Tls:
             raise InputError("a server needs a certificate: give --tls-cert and --tls-key")
         identity = certificate.identity
         if identity is None or identity.role not in roles:
-            shown = identity.uri if identity else "nobody of onesweep"
-            due = " or ".join(roles)
-            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {due} NAME`")
+            shown = identity.uri if identity else "no role of onesweep"
+            role = " or ".join(roles)
+            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {role} NAME`")
         return certificate
 
 
@@ -192,23 +192,23 @@ def check_authority(path: Path, raw: bytes) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=raw.decode("ascii"))
     except (ssl.SSLError, ValueError):
-        raise InputError(f"{path} is no authority's certificate (PEM): give the ca.pem of `onesweep certs`") from None
+        raise InputError(f"{path} is not a CA certificate (PEM): give the ca.pem of `onesweep certs`") from None
 
 
 def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     """Show a certificate to a peer in memory that trusts `authority`. Raises InputError with the peer's reason."""
-    shower, viewer = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shower.check_hostname, shower.verify_mode = False, ssl.CERT_NONE
-    viewer.verify_mode = ssl.CERT_REQUIRED
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    server.verify_mode = ssl.CERT_REQUIRED
 
     def no_password() -> str:
-        raise InputError(f"{key} has a password, which nobody is there to type: store it without, chmod 600")
+        raise InputError(f"{key} has a password, which no one is there to type: store it without one, chmod 600")
 
     try:
-        viewer.load_verify_locations(authority)
-        for context in (shower, viewer):
+        server.load_verify_locations(authority)
+        for context in (client, server):
             context.load_cert_chain(certificate, key, no_password)
-        shown = _shown(shower, viewer)
+        shown = _shown(client, server)
     except ssl.SSLCertVerificationError as error:
         raise InputError(f"{certificate} is refused: {_reason(error.verify_message, authority)}") from None
     except ssl.SSLError as error:
@@ -221,10 +221,10 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     return Certificate(Identity.of(uris), datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC))
 
 
-def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
+def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
     """The certificate as the viewer sees it after a handshake."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (shower.wrap_bio(back, there), viewer.wrap_bio(there, back, server_side=True))
+    sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
     for side in sides * ROUND_TRIPS:
         try:
             side.do_handshake()
@@ -233,14 +233,14 @@ def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
     return sides[1].getpeercert() or {}
 
 
-def _reason(said: str, authority: Path) -> str:
-    if "expired" in said:
+def _reason(problem: str, authority: Path) -> str:
+    if "expired" in problem:
         return "it has expired; renew it with `onesweep certs renew`"
-    if "not yet valid" in said:
-        return "it is not valid yet; see that the clocks are right"
-    if "issuer" in said or "self-signed" in said or "signature" in said:
-        return f"it is not of the authority in {authority}; give both from one `onesweep certs`"
-    return said
+    if "not yet valid" in problem:
+        return "it is not valid yet; check that the clocks are right"
+    if "issuer" in problem or "self-signed" in problem or "signature" in problem:
+        return f"it was not issued by the authority in {authority}; give two from the same `onesweep certs`"
+    return problem
 
 
 def handshake_problem(details: str, security: Security) -> str:
@@ -254,19 +254,19 @@ def handshake_problem(details: str, security: Security) -> str:
         if mark in details:
             return sentence
     if "handshake failed" in details:
-        return f"and this side found no common TLS ({details})"
+        return f"and this side have no TLS version in common ({details})"
     if any(mark in details for mark in CLOSED):
-        return _after_our_part(security)
+        return _closed_handshake_reason(security)
     return ""
 
 
-def _after_our_part(security: Security) -> str:
+def _closed_handshake_reason(security: Security) -> str:
     """The likely reason why a peer silently closed the connection after our part of the handshake."""
     tls = security.tls
     if tls is None:
         return "closed the connection: if it speaks TLS, give --tls-ca"
     if tls.certificate is None:
-        return "closed the connection in the handshake: it wants a certificate, as hosts do; give the router's address"
+        return "closed the connection in the handshake: it needs a certificate, like hosts; give the router's address"
     try:
         tls.read()
     except InputError as error:
@@ -280,5 +280,5 @@ def security_of(options: argparse.Namespace, default: Tls | None = None) -> Secu
     if options.tls_ca is not None:
         return Security(Tls(options.tls_ca, certificate, key), options.insecure)
     if certificate or key:
-        raise InputError("--tls-cert and --tls-key go with --tls-ca, the authority that the other side is checked by")
+        raise InputError("--tls-cert and --tls-key need --tls-ca, the authority to check the other side against")
     return Security(default, options.insecure)

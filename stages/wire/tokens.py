@@ -83,7 +83,7 @@ class Key:
         return scope in self.scopes or ADMIN in self.scopes
 
 
-ANYBODY = Key("anybody")  # the caller of a server without tokens
+ANONYMOUS = Key("anybody")  # the caller of a server without tokens
 
 
 class Keyring:
@@ -111,12 +111,12 @@ class Keyring:
         Raises StatusError: UNAUTHENTICATED, or PERMISSION_DENIED without the scope.
         """
         if self.path is None:
-            return ANYBODY
-        self._read_again(self.path)
+            return ANONYMOUS
+        self._reload(self.path)
         shown = next((value for name, value in metadata or () if name == HEADER), None)
         if shown is None:
             raise _unauthenticated(
-                "a token is wanted here: give --token-file, set ONESWEEP_TOKEN, or send Authorization: Bearer TOKEN"
+                "a token is required: give --token-file, set ONESWEEP_TOKEN, or send Authorization: Bearer TOKEN"
             )
         text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
         if not text.startswith(SCHEME):
@@ -125,16 +125,16 @@ class Keyring:
         if found is None:
             raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
         if not found.may(scope):
-            said = f"key {found.name} may {', '.join(found.scopes)} only, not {scope}"
-            raise permission_denied(said)
+            message = f"key {found.name} lacks scope {scope}: it has only {', '.join(found.scopes)}"
+            raise permission_denied(message)
         return found
 
     def _shares(self, path: Path) -> dict[str, Key]:
         if not (keys := read_tokens(path)):
-            log.warning("%s has no keys: nobody is let in until `onesweep token add` writes one", path)
+            log.warning("%s has no keys: no one has access until `onesweep token add` writes one", path)
         return {key.sha256: key.share(self.routers) for key in keys}
 
-    def _read_again(self, path: Path) -> None:
+    def _reload(self, path: Path) -> None:
         stamp = stamp_of(path)
         if stamp == self._stamp:
             return
@@ -143,7 +143,7 @@ class Keyring:
             self._keys = self._shares(path)
             log.info("%s: %d keys", path, len(self._keys))
         except InputError as error:
-            log.warning("the tokens stay as they were: %s", error)
+            log.warning("keeping the previous tokens: %s", error)
 
 
 def new_token() -> str:
@@ -159,7 +159,7 @@ def token_metadata(token: str) -> Metadata:
     if not token:
         return ()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise InputError("the token has characters that no token has: give the line that `onesweep token add` printed")
+        raise InputError("the token has invalid characters: give the line that `onesweep token add` printed")
     return ((HEADER, SCHEME + token),)
 
 
@@ -169,7 +169,7 @@ def read_tokens(path: Path) -> tuple[Key, ...]:
     check_secret(path)
     entries = table.get("keys", [])
     if table.keys() - {"keys"} or not isinstance(entries, list):
-        raise InputError(f"{path}: it must have [[keys]] sections only")
+        raise InputError(f"{path}: it must have only [[keys]] sections")
     keys = tuple(_key(path, entry) for entry in entries)
     for what, values in (("name", {key.name for key in keys}), ("token", {key.sha256 for key in keys})):
         if len(values) < len(keys):
@@ -192,7 +192,7 @@ def write_tokens(path: Path, keys: Sequence[Key]) -> None:
 
 
 def _key(path: Path, entry: object) -> Key:
-    name = entry.get("name", "(without a name)") if isinstance(entry, dict) else entry
+    name = entry.get("name", "(unnamed)") if isinstance(entry, dict) else entry
     given = {"scopes": [], **entry} if isinstance(entry, dict) else entry  # an entry without scopes grants none
     key = from_toml(Key, given, f"{path}: key {name!r}")
     if not re.fullmatch("[0-9a-f]{64}", key.sha256):

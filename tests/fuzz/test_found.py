@@ -101,10 +101,10 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
         relay = Relay(address, 1 << 20, CALL_S)
         try:
             for call in (relay.describe(CALL_S), relay.warm(0)):
-                with pytest.raises(StatusError, match="the answer is no message"):
+                with pytest.raises(StatusError, match="the answer is not a message"):
                     await call
             hop = stage_pb2.Hop(session="s", left_s=1 << 42)
-            with pytest.raises(StatusError, match="the answer is no message"):
+            with pytest.raises(StatusError, match="the answer is not a message"):
                 await push(relay, hop)
         finally:
             await relay.close()

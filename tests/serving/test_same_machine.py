@@ -125,7 +125,7 @@ def test_two_routers_have_one_token_or_none_is_shown(tmp_path: Path, state: Path
     assert own_token(both) == ""
     assert own_token(f"{both},127.0.0.1:3") == ""
     state.chmod(0o755)
-    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can enter"):
+    with pytest.raises(ServiceError, match="must belong to you, and nobody else may enter it"):
         own_token(both)
 
 
@@ -155,7 +155,7 @@ def test_another_user_of_this_machine_is_refused(bundles: Path, state: Path, one
         )
         found, exit_codes, uid = json.loads(ran.stdout)
         assert (uid, exit_codes) == (NOBODY, [2, 2, 2])
-        assert ran.stderr.count("a token is wanted here") == 3
+        assert ran.stderr.count("a token is required") == 3
         assert found == dict.fromkeys([*ROUTER_CALLS, *HOST_CALLS], "UNAUTHENTICATED")
         asked = {"model": "onesweep-ar", "prompt": "x", "max_tokens": 2}
         said = httpx.post(f"http://{http}/v1/completions", json=asked, headers={"authorization": "Bearer none"})

@@ -96,14 +96,14 @@ def test_tokens_over_the_wire(served: Served) -> None:
     with served.client("root") as client:
         assert ask(client) == 4
     for token, code, says in (
-        ("", grpc.StatusCode.UNAUTHENTICATED, "a token is wanted here: give --token-file"),
+        ("", grpc.StatusCode.UNAUTHENTICATED, "a token is required: give --token-file"),
         ("nonsense", grpc.StatusCode.UNAUTHENTICATED, "unknown token"),
-        ("watcher", grpc.StatusCode.PERMISSION_DENIED, "key watcher may status only, not generate"),
+        ("watcher", grpc.StatusCode.PERMISSION_DENIED, "key watcher lacks scope generate: it has only status"),
     ):
         with served.client(token) as client, pytest.raises(RequestRefused, match=says) as caught:
             ask(client)
         assert caught.value.code is code
-    with served.client("") as client, pytest.raises(RequestRefused, match="a token is wanted here"):
+    with served.client("") as client, pytest.raises(RequestRefused, match="a token is required"):
         client.status()
     write_tokens(served.file, [])
     try:
@@ -126,7 +126,7 @@ async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with
         known = (("authorization", f"Bearer {served.tokens['alice']}"),)
         large = stranger.unary_unary(path + "Status")(b"\xfa\x7f\xff\xff\x07" + bytes(131071), metadata=known)
         assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "takes 65536 at most" in await large.details()
+        assert "limit is 65536" in await large.details()
         for call in silent:
             call.cancel()
 
@@ -175,7 +175,7 @@ def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
     foreign = Tls(new_pki("other").authority.directory / "ca.pem")
     with served.client(tls=foreign) as client, pytest.raises(RouterError) as caught:
         ask(client)
-    assert f"the router at {served.address} showed a certificate of another authority than --tls-ca" in str(
+    assert f"the router at {served.address} presented a certificate from another authority than --tls-ca" in str(
         caught.value
     )
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
@@ -242,7 +242,7 @@ blocks = [0, 1, 2]
         (["router", "--listen", "0.0.0.0:0", "--anybody"], "traffic is not encrypted: give --tls-cert"),
         (["router", "--listen", "0.0.0.0:0", "--tokens", "TOKENS"], "traffic is not encrypted: give --tls-cert"),
         (["router", "--tokens", "/nowhere"], "cannot read /nowhere: No such file"),
-        (["router", "--tls-cert", "a.pem"], "--tls-cert and --tls-key go with --tls-ca"),
+        (["router", "--tls-cert", "a.pem"], "--tls-cert and --tls-key need --tls-ca"),
         (["router", "--tls-ca", "CA"], "a server needs a certificate: give --tls-cert and --tls-key"),
         (["host", "paris", "--tls-ca", "CA", "--tls-cert", "ALICE.pem", "--tls-key", "ALICE.key"], "is for onesweep:"),
     ],
@@ -264,7 +264,7 @@ def test_a_wrong_option_is_explained(
     ("arguments", "says"),
     [
         (["--token-file", "/nowhere"], "cannot read /nowhere"),
-        (["--token-file", "OPEN"], "is a secret, and others can read"),
+        (["--token-file", "OPEN"], "is a secret, but others can read"),
         (["--token-file", "EMPTY"], "is empty: it must hold a token"),
         (["--router", "10.8.0.1:1"], "is on another machine and traffic would not be encrypted: give --tls-ca, or"),
         (

@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from stages.errors import InputError
-from stages.wire.secret_files import lock_beside
+from stages.wire.secret_files import file_lock
 from stages.wire.status import StatusError
-from stages.wire.tokens import ANYBODY, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
+from stages.wire.tokens import ANONYMOUS, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
 from tests.serving.conftest import Run
 
 DIGEST = "0" * 64
@@ -36,8 +36,8 @@ def test_a_file_is_read_as_it_was_written(path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
-        (None, "a token is wanted here: .* or send Authorization: Bearer TOKEN"),
-        ((("user-agent", "x"),), "a token is wanted here"),
+        (None, "a token is required: .* or send Authorization: Bearer TOKEN"),
+        ((("user-agent", "x"),), "a token is required"),
         ((("authorization", "Basic abc"),), "the metadata `authorization` must be `Bearer TOKEN`"),
         ((("authorization", "Bearer onesweep_x"),), "unknown token"),
         ((("authorization", "Bearer "),), "unknown token"),
@@ -54,7 +54,7 @@ def test_who_is_nobody(path: Path, metadata: tuple[tuple[str, str | bytes], ...]
 
 def test_each_token_has_a_space_of_its_own_in_prefix_memory() -> None:
     spaces = [replace(ALICE, sha256=token_hash(new_token())).space("paris") for _ in range(2)]
-    spaces += [ANYBODY.space(router) for router in ("", "paris")]
+    spaces += [ANONYMOUS.space(router) for router in ("", "paris")]
     assert len({*spaces, ALICE.space("")}) == 5
     assert {len(space) for space in spaces} == {16}
     assert ALICE.space("") == replace(ALICE, name="alice2").space("paris"), "at any router, after any restart"
@@ -70,15 +70,15 @@ def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCapture
     write_tokens(path, [])
     with pytest.raises(StatusError, match="unknown token"):
         keyring.identify(token_metadata(token), "generate")
-    assert "tokens.toml has no keys: nobody is let in" in caplog.text
+    assert "tokens.toml has no keys: no one has access" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[[keys]", "is not TOML"),
-        ("x = 1", r"it must have \[\[keys\]\] sections only"),
-        ("keys = 3", r"it must have \[\[keys\]\] sections only"),
+        ("x = 1", r"it must have only \[\[keys\]\] sections"),
+        ("keys = 3", r"it must have only \[\[keys\]\] sections"),
         ("keys = [3]", "key 3 must be a group of settings"),
         ("[[keys]]\nname = 'a'\nscopes = ['status']", "key 'a' needs the sha256 of its token"),
         (f"[[keys]]\nsha256 = '{DIGEST}'\nscopes = ['status']", "name is missing"),
@@ -108,7 +108,7 @@ def test_who_could_read_the_file_still_can(path: Path, before: int, after: int) 
 
 def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
     command = [sys.executable, "-P", "-m", "serving.cli", "token", "add", "bob", "--tokens", str(path)]
-    with lock_beside(path):
+    with file_lock(path):
         adding = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with pytest.raises(subprocess.TimeoutExpired):
             adding.wait(3)
@@ -119,7 +119,7 @@ def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["é", "a b", "a\nb"])
 def test_what_cannot_be_a_token(token: str) -> None:
-    with pytest.raises(InputError, match="the token has characters that no token has"):
+    with pytest.raises(InputError, match="the token has invalid characters"):
         token_metadata(token)
 
 

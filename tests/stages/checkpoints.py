@@ -30,6 +30,6 @@ def files(directory: Path) -> dict[str, bytes]:
 def put_release(store: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
     """Store what hosts of these blocks need of a bundle."""
     intake = store.begin(read_release_manifest(bundle), lambda folder, part: part in blocks)
-    for path in intake.wanted:
+    for path in intake.missing:
         intake.write(path, (bundle / path).read_bytes())
     intake.finish()

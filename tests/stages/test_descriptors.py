@@ -2,12 +2,12 @@
 
 import logging
 
-from stages.signals import _Seldom
+from stages.signals import _RateLimitFilter
 
 
 def test_a_repeated_sentence_is_said_once_a_minute() -> None:
     now_s = 0.0
-    seldom = _Seldom(lambda: now_s)
+    seldom = _RateLimitFilter(lambda: now_s)
 
     def said(message: str) -> bool:
         record = logging.LogRecord("asyncio", logging.ERROR, "", 0, message, (), (OSError, OSError(), None))

@@ -102,7 +102,7 @@ def test_a_table_gives_settings_over_a_base() -> None:
     [
         (
             {"user": 1},
-            "f: unknown setting 'user' (did you mean users?); there are checkpoint, codec, html, lab, modes, ",
+            "f: unknown setting 'user' (did you mean users?); available: checkpoint, codec, html, lab, modes, ",
         ),
         ({"users": 0}, "f: users must be a whole number of at least 1, not 0"),
         ({"users": True}, "f: users must be a whole number of at least 1, not true"),
@@ -111,9 +111,9 @@ def test_a_table_gives_settings_over_a_base() -> None:
         ({"timeout_s": float("inf")}, "f: timeout_s must be a finite number above 0, not inf"),
         ({"verify": 1}, "f: verify must be true or false, not 1"),
         ({"codec": "int3"}, "f: codec must be one of fp32, int8, not 'int3'"),
-        ({"modes": "ar"}, "f: modes must be a list, each a text, not 'ar'"),
+        ({"modes": "ar"}, "f: modes must be a list, each a string, not 'ar'"),
         ({"sizes": [1, 0]}, "f: sizes must each be a whole number of at least 1, not [1, 0]"),
-        ({"checkpoint": 1}, "f: checkpoint must be a text, not 1"),
+        ({"checkpoint": 1}, "f: checkpoint must be a path, not 1"),
         ({"lab": 1}, "f: lab must be a section [lab]"),
         ({"lab": {"hosts": 65}}, "f [lab]: hosts must be a whole number from 1 to 64, not 65"),
         ({"lab": {"rate_mbps": -1.0}}, "f [lab]: rate_mbps must be a finite number above 0, not -1.0"),

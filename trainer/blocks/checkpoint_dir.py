@@ -17,7 +17,7 @@ from stages.errors import CheckpointError, ConfigError, file_errors
 from stages.model.architecture import Architecture
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability
 from stages.model.randomness import Codes
-from stages.wire.secret_files import lock_beside
+from stages.wire.secret_files import file_lock
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.state import json_digest
@@ -103,7 +103,7 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
     """
     with file_errors(ConfigError, f"cannot train into {out}", "choose another --out"):
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
-    with lock_beside(out / MANIFEST_NAME):  # the trainings of two blocks may start at once
+    with file_lock(out / MANIFEST_NAME):  # the trainings of two blocks may start at once
         if not (out / MANIFEST_NAME).exists():
             if tokenizer is not None:
                 text = tokenizer.json

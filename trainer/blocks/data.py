@@ -185,7 +185,7 @@ class TextTokenizer:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:
-            raise DataError(f"{path} is no tokenizer.json ({error}): run `onesweep train tokenizer`") from None
+            raise DataError(f"{path} is not a tokenizer.json ({error}): run `onesweep train tokenizer`") from None
         return made
 
     @cached_property

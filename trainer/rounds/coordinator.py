@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stages.clock import monotonic
 from stages.errors import CheckpointError, ConfigError
-from stages.threads import in_thread, to_its_end
+from stages.threads import in_thread, run_to_completion
 from stages.wire.status import StatusError, failed_precondition, invalid
 from trainer.blocks.data import Corpus
 from trainer.rounds.file_server import FeatureRelay, UpdateIntake, WeightServer, check_beat
@@ -224,7 +224,7 @@ class Coordinator:
                 await asyncio.sleep(TICK_S)
         finally:
             if self._publishing is not None:
-                await to_its_end(self._publishing)
+                await run_to_completion(self._publishing)
         await self._publish(last=True)
         self._notify()
 

@@ -20,7 +20,7 @@ def check_reads(reads: Sequence[int], clean: int) -> None:
     """Raise StatusError unless `clean` new tokens can have come in these reads."""
     # count the reads before looking at them: checking 60 MB of reads held the event loop for seconds
     if len(reads) > clean or not all(reads) or sum(reads) > clean:
-        raise invalid(f"{len(reads)} reads, some maybe empty or long, do not fit {clean} clean tokens")
+        raise invalid(f"{len(reads)} reads do not fit {clean} clean tokens: too many, too long, or empty")
 
 
 def check_extent(capacity: int, start: int, new: int, positions: int) -> None:
@@ -52,7 +52,7 @@ def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int
     plan = _parse_sampling(sampling.SerializeToString(), source, is_last)
     for prompt in (plan.shaping.prompt, plan.grammar.prompt if plan.grammar else 0):
         if prompt > known:
-            raise invalid(f"a prompt of {prompt} tokens, where {known} are known")
+            raise invalid(f"the prompt has {prompt} tokens, but only {known} are known")
     return plan
 
 
@@ -80,36 +80,36 @@ def check_temperature(temperature: float) -> float:
 def plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
     """Seed and temperature of work whose distribution nothing else shapes."""
     if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
-        raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws tokens")
+        raise invalid(f"{what} takes only seed and temperature: top_p and the like are for work that draws tokens")
     return sampling.seed, check_temperature(sampling.temperature)
 
 
-def _parse_grammar(told: stage_pb2.Grammar, source: ModelSource, is_last: bool) -> GrammarSettings:
+def _parse_grammar(message: stage_pb2.Grammar, source: ModelSource, is_last: bool) -> GrammarSettings:
     """:param is_last: this host draws the tokens."""
     if is_last and (problem := grammar_absent()):
         raise failed_precondition(problem)
-    if not 0 < len(told.json_schema.encode()) <= MAX_SCHEMA_BYTES:
-        raise invalid(f"a JSON schema has 1 to {MAX_SCHEMA_BYTES} bytes")
-    ends = tuple(told.ends)
+    if not 0 < len(message.json_schema.encode()) <= MAX_SCHEMA_BYTES:
+        raise invalid(f"a JSON schema must have 1 to {MAX_SCHEMA_BYTES} bytes")
+    ends = tuple(message.ends)
     if len(ends) > MAX_ENDS or any(end >= source.vocabulary.size for end in ends):
-        raise invalid(f"at most {MAX_ENDS} tokens of the model end its texts")
+        raise invalid(f"ends must be at most {MAX_ENDS} tokens of the model")
     if source.vocabulary != BYTES and not ends:
-        raise invalid("a grammar for tokens needs one that ends a text")
+        raise invalid("a grammar for tokens needs a token that ends the text")
     if is_last and source.vocabulary != BYTES and not (source.directory / TOKENIZER_NAME).exists():
-        raise failed_precondition(f"this host has no {TOKENIZER_NAME}: the last host needs that of its checkpoint")
-    return GrammarSettings(told.json_schema, ends, told.prompt)
+        raise failed_precondition(f"this host has no {TOKENIZER_NAME}: the last host needs the one of its checkpoint")
+    return GrammarSettings(message.json_schema, ends, message.prompt)
 
 
-def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int) -> Shaping:
+def _parse_shaping(message: stage_pb2.Shaping, vocabulary: int) -> Shaping:
     shaping = Shaping(
-        told.top_k,
-        told.top_p if told.HasField("top_p") else 1.0,
-        told.min_p,
-        told.frequency_penalty,
-        told.presence_penalty,
-        told.repetition_penalty if told.HasField("repetition_penalty") else 1.0,
-        dict(told.logit_bias),
-        told.prompt,
+        message.top_k,
+        message.top_p if message.HasField("top_p") else 1.0,
+        message.min_p,
+        message.frequency_penalty,
+        message.presence_penalty,
+        message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        dict(message.logit_bias),
+        message.prompt,
     )
     if shaping.top_k > vocabulary:
         raise invalid(f"top_k must be 0 to {vocabulary}, not {shaping.top_k}")

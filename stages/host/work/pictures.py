@@ -69,10 +69,10 @@ class PictureWork(HopWork):
         self._results.append(result)
         if not self._pieces:
             out, self._results = torch.cat(self._results), []
-            self._go_on(out)
+            self._continue(out)
 
     @abstractmethod
-    def _go_on(self, out: Tensor) -> None:
+    def _continue(self, out: Tensor) -> None:
         """Continue with the result of `_evaluate`, (evaluations, tokens, numbers)."""
 
     def _evaluate(self, piece: PicturePiece) -> None:
@@ -111,7 +111,7 @@ class DrawWork(PictureWork):
         )
         self._evaluate(self._trajectory.piece())
 
-    def _go_on(self, out: Tensor) -> None:
+    def _continue(self, out: Tensor) -> None:
         trajectory = self._trajectory
         trajectory.supply(out)
         if not trajectory.done:
@@ -153,7 +153,7 @@ class DenoiseWork(PictureWork):
         classes = self.plan.conditions(self.architecture)
         self._evaluate(PicturePiece(x, self._trajectory.sigma, classes))
 
-    def _go_on(self, out: Tensor) -> None:
+    def _continue(self, out: Tensor) -> None:
         if self._stage == self.architecture.parts - 1:
             self._step(out)
         elif self._left:
@@ -179,7 +179,7 @@ def parse_draw(hop: stage_pb2.Hop, source: ModelSource) -> DrawWork:
     a = source.manifest.picture_architecture
     plan = _plan(draw.drawing, a, least_levels=a.parts)
     if draw.block == 0 and draw.estimate:
-        raise invalid("block 0 starts from noise: its message carries no estimate")
+        raise invalid("block 0 starts from noise: its message must carry no estimate")
     codec = codec_named(draw.codec)
     estimate = _pictures(draw.estimate, codec, plan, a) if draw.block else None
     return DrawWork(
@@ -198,14 +198,14 @@ def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
     denoise, a, level = hop.denoise, source.manifest.picture_architecture, hop.denoise.level
     plan = _plan(denoise.drawing, a, least_levels=1)
     if level > plan.levels:
-        raise invalid(f"level {level} of pictures that are done after level {plan.levels}")
+        raise invalid(f"level {level} does not exist: these pictures are done after level {plan.levels}")
     needs_before = level > 0 and plan.solver == "2m"
     if denoise.estimate and not level:
-        raise invalid("level 0 starts from noise: its message carries no estimate")
+        raise invalid("level 0 starts from noise: its message must carry no estimate")
     if denoise.before and not needs_before:
-        raise invalid("solver 2m alone, and after level 0, needs the pictures denoised before: send none")
+        raise invalid("only solver 2m after level 0 uses the previously denoised pictures: send none")
     if denoise.hidden and not denoise.stage:
-        raise invalid("stage 0 reads patches: its message carries no hidden states")
+        raise invalid("stage 0 reads patches: its message must carry no hidden states")
     codec = hidden_codec(denoise.codec)
     estimate = _pictures(denoise.estimate, EXACT, plan, a) if level else None
     before = _pictures(denoise.before, EXACT, plan, a) if needs_before else None
@@ -228,17 +228,17 @@ def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
 
 def _plan(drawing: stage_pb2.Drawing, a: PictureArchitecture, least_levels: int) -> DrawPlan:
     if not math.isfinite(drawing.guidance) or not 0 <= drawing.guidance <= MAX_GUIDANCE:
-        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {drawing.guidance}; 1 is none")
+        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {drawing.guidance}; 1 turns it off")
     pictures, most = len(drawing.classes), max_pictures(a, drawing.guidance)
     if not 1 <= pictures <= most:
         guided = "" if evaluations(drawing.guidance) == 1 else " with guidance"
-        raise invalid(f"{pictures} pictures in a hop; of this model there can be 1 to {most}{guided}")
+        raise invalid(f"a hop of this model can have 1 to {most} pictures{guided}, not {pictures}")
     if (largest := max(drawing.classes)) > len(a.classes):
         raise invalid(
-            f"class {largest}; this model has classes 0 to {len(a.classes) - 1}, and {len(a.classes)} is none"
+            f"unknown class {largest}; this model has classes 0 to {len(a.classes) - 1}, and {len(a.classes)} for none"
         )
     if not least_levels <= drawing.levels <= MAX_LEVELS:
-        raise invalid(f"{drawing.levels} noise levels; this model takes {least_levels} to {MAX_LEVELS}")
+        raise invalid(f"this model takes {least_levels} to {MAX_LEVELS} noise levels, not {drawing.levels}")
     solver = next((each for each in SOLVERS if each == drawing.solver), None)
     if solver is None:
         raise invalid(f"unknown solver {drawing.solver[:40]!r}; choose from {', '.join(SOLVERS)}")

@@ -24,7 +24,7 @@ from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, DraftTree, are_depths, tree_positions
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
-from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
+from stages.model.scoring import MAX_LOGITS, log_probabilities, most_likely
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import invalid
@@ -247,7 +247,7 @@ class SampleWork(ReadWork):
 
     def _without_token(self, problem: str) -> stage_pb2.Event:
         """The fault event if no token can follow: an exception would also fail the hops computed with this one."""
-        words = problem or "no token of the model can continue a text by it"
+        words = problem or "no token of the model can continue the text"
         fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.number, fault=fault)
 
@@ -255,7 +255,7 @@ class SampleWork(ReadWork):
         """Add ln p of a drawn token, and of the `count` most likely ones. row: logits, (1, vocabulary)."""
         # of the model alone, without the request's temperature, penalties and filters
         nats, vocabulary = log_probabilities(row, 1.0)[0], self.session.vocabulary
-        top = likeliest(nats, count)
+        top = most_likely(nats, count)
         logprobs.nats += nats[vocabulary.tokens(token)].astype("<f4").tobytes()
         logprobs.top_tokens += vocabulary.encode(top)
         logprobs.top_nats += nats[top].astype("<f4").tobytes()
@@ -269,7 +269,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     if not count:
         raise invalid("an AR step needs at least one new token")
     if sample.draft >= count:
-        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
+        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: send at least one known token")
     tree = _parse_tree(sample) if sample.HasField("tree") else ()
     positions, remembered = tree_positions(count, tree) if tree else (count, count)
     begun = read_fields(hop, kind, source, clean, count, positions, remembered)
@@ -278,13 +278,13 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         return ReadWork(**begun, lengths=read_lengths(count, read.reads), drafts=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
-        raise invalid("a step that samples takes no reads: its tokens give the same in any")
+        raise invalid("a step that samples takes no reads: they would not change its result")
     if read.prompt > known:
-        raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")
+        raise invalid(f"the prompt has {read.prompt} tokens, but only {known} are known")
     drafting = _parse_drafting(sample, read.start + positions, a.positions)
     if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary - 1
-        raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} tokens there are at most {most}")
+        raise invalid(f"{sample.draft} draft tokens; with a vocabulary of {a.vocabulary} the limit is {most}")
     lengths = read_lengths(count, tree=len(tree))
     before = lengths[-1] - sample.draft  # clean tokens of the last read
     return SampleWork(
@@ -315,7 +315,7 @@ def read_fields(
     if read.reads:
         check_reads(read.reads, count)
     if count > (most := max_new_tokens(a.positions)):
-        raise invalid(f"{count} new tokens in one hop; at most {most}: send the step in pieces")
+        raise invalid(f"a hop has {count} new tokens; the limit is {most}: send the step in pieces")
     codec, hidden = _parse_hidden(read, rows, a.width)
     found = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
     return {**found, "codec": codec, "hidden": hidden, "positions": positions, "remembered": remembered}
@@ -327,7 +327,7 @@ def _parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCod
     if read.stage > 0:
         return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
     if read.hidden:
-        raise invalid("stage 0 reads tokens: its message carries no hidden states")
+        raise invalid("stage 0 reads tokens: its message must carry no hidden states")
     return codec, None
 
 
@@ -335,12 +335,12 @@ def _parse_tree(sample: stage_pb2.Sample) -> tuple[int, ...]:
     """Depth of each draft token of a tree."""
     depths = len(sample.tree.depths)
     if depths != sample.draft:
-        raise invalid(f"{depths} depths for {sample.draft} draft tokens: a tree takes one for each")
+        raise invalid(f"{depths} depths for {sample.draft} draft tokens: a tree needs one for each")
     if depths > MAX_DRAFT_TREE:
-        raise invalid(f"a tree of {depths} draft tokens; there are at most {MAX_DRAFT_TREE}")
+        raise invalid(f"a tree has {depths} draft tokens; the limit is {MAX_DRAFT_TREE}")
     tree = tuple(sample.tree.depths)
     if not are_depths(tree):
-        raise invalid("the depths of a tree must begin with 0, and each be at most one more than the one before")
+        raise invalid("the depths of a tree must begin with 0 and grow by at most 1 from one to the next")
     return tree
 
 
@@ -350,11 +350,11 @@ def _parse_drafting(sample: stage_pb2.Sample, end: int, positions: int) -> stage
     limits, remaining = sample.drafting if sample.HasField("drafting") else None, sample.remaining or 1
     if limits is not None:
         if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
-            raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
+            raise invalid(f"a draft can have at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
         # tokens that are already drafted count among the tokens still to write
         remaining = sample.remaining - max(sample.tree.depths, default=sample.draft - 1) - 1
     elif sample.remaining and sample.draft:
-        raise invalid("the router's draft tokens end a step: the hosts start the next one where they draft themselves")
+        raise invalid("a step must end after draft tokens of the router: hosts continue only after their own")
     if not 1 <= remaining <= positions - end:
         raise invalid(f"{remaining} tokens to generate do not fit the context of {positions}")
     return limits

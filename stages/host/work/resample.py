@@ -52,7 +52,7 @@ class ResampleWork(ScoreWork):
             )
         if capacity >= drafter.model.positions:
             most = drafter.model.positions
-            raise invalid(f"prompt and output need a context of {capacity + 1} tokens, the drafter has {most}")
+            raise invalid(f"prompt and output need a context of {capacity + 1} tokens, but the drafter has {most}")
         if self.start + len(self.clean) + self.remaining > capacity + 1:  # the last token is written, but never read
             raise invalid(f"{self.remaining} tokens to generate do not fit the session's {capacity} positions")
         return drafter.session_bytes(capacity) + self.count * drafter.model.text_bytes(self.length)
@@ -93,7 +93,7 @@ class ResampleWork(ScoreWork):
         written, self.session.written = self.session.written, None
         if written is None or written.texts != list(self.hop.read.score.candidates):
             # an exception would also fail the hops computed with this one
-            refusal = internal("other candidates came back than this host wrote")
+            refusal = internal("the candidates that returned are not those that this host wrote")
             event.fault.code, event.fault.message = refusal.number, refusal.message
             self.outcome = event
             return
@@ -134,25 +134,25 @@ def parse_resample(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> 
     count, most, remaining = score.drafting.branches, score.drafting.most, score.remaining
     known = read.start + source.vocabulary.count(read.clean)
     if not 1 <= count <= min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary):
-        raise invalid(f"{count} candidates; this host writes 1 to {min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary)}")
+        raise invalid(f"candidates must be 1 to {min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary)} here, not {count}")
     if most < 2 or count * most > max_scored(a.width):
         raise invalid(
-            f"{count} candidates of {most} tokens; they have at least 2, and a hop has at most "
-            f"{max_scored(a.width)} in all of width {a.width}"
+            f"{count} candidates of {most} tokens: each needs at least 2, and a hop can have at most "
+            f"{max_scored(a.width)} in all at width {a.width}"
         )
     if not 1 <= read.prompt <= known:
-        raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")
+        raise invalid(f"the prompt must have 1 to {known} tokens, not {read.prompt}")
     if remaining > a.positions - known:
         raise invalid(f"{remaining} tokens to generate after {known} do not fit the context of {a.positions}")
     if score.batches or score.batch:
-        raise invalid("candidates that the last host writes come in one batch")
+        raise invalid("candidates that the last host writes must come in one batch")
     candidates = parse_candidates(hop, source) if score.candidates else torch.empty(0, 1, dtype=torch.int64)
     shape = (count, min(most, remaining))
     if score.candidates and tuple(candidates.shape) != shape:
-        raise invalid(f"candidates of shape {tuple(candidates.shape)}, where {shape} are due")
+        raise invalid(f"candidates must have shape {shape}, not {tuple(candidates.shape)}")
     if not read.clean and (not read.start or candidates.shape[1] < 2):
         raise invalid("an AR step needs at least one new token, or candidates of two")
     fields = score_fields(hop, kind, source, candidates)
     if fields["temperature"] == 0:
-        raise invalid("candidates are drawn at a temperature above 0")
+        raise invalid("candidates need a temperature above 0")
     return ResampleWork(**fields, seed=score.seed, count=count, length=most, remaining=remaining, prompt=read.prompt)

@@ -107,9 +107,9 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
     read, score = hop.read, hop.read.score
     if score.batch:
         if score.batch >= score.batches:
-            raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
+            raise invalid(f"batch {score.batch} does not exist: the step has {score.batches} batches of candidates")
         if read.clean or not read.start:
-            raise invalid(f"batch {score.batch} of a step's candidates brings no new tokens, and starts after batch 0")
+            raise invalid(f"batch {score.batch} of a step's candidates must bring no new tokens and follow batch 0")
     elif not read.clean:
         raise invalid("an AR step needs at least one new token")
     return ScoreWork(**score_fields(hop, kind, source, parse_candidates(hop, source)))
@@ -137,16 +137,16 @@ def parse_candidates(hop: stage_pb2.Hop, source: ModelSource) -> Tensor:
     score, vocabulary, a = hop.read.score, source.vocabulary, source.manifest.text_architecture
     count, end = len(score.candidates), hop.read.start + vocabulary.count(hop.read.clean)
     if not 1 <= count <= MAX_CANDIDATES:
-        raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
+        raise invalid(f"a step can score 1 to {MAX_CANDIDATES} candidates, not {count}")
     if score.batches > MAX_CANDIDATES:
-        raise invalid(f"{score.batches} batches of candidates; a step has at most {MAX_CANDIDATES}")
+        raise invalid(f"a step has {score.batches} batches of candidates; the limit is {MAX_CANDIDATES}")
     length, most = vocabulary.count(score.candidates[0]), max_scored(a.width)
     if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
-        raise invalid("candidates must have one length, of at least one token")
+        raise invalid("candidates must have the same length, of at least one token")
     if score.batches > 1 and length == 1:
-        raise invalid("candidates of one token come in one batch: there is nothing to read after it")
+        raise invalid("candidates of one token must come in one batch: there is nothing to read after it")
     if count * length > most:
-        raise invalid(f"{count} candidates of {length} tokens; a hop has at most {most} in all of width {a.width}")
+        raise invalid(f"{count} candidates of {length} tokens; a hop can have at most {most} in all at width {a.width}")
     if end + length > a.positions:
         raise invalid(f"candidates of {length} tokens after {end} do not fit the context of {a.positions}")
     return vocabulary.decode(b"".join(score.candidates)).view(count, length)

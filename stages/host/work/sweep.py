@@ -183,7 +183,7 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
         raise invalid(f"{sweep.slots} slots after {start} tokens do not fit the context of {a.positions}")
     if sweep.slots * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary
-        raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} tokens there are at most {most}")
+        raise invalid(f"{sweep.slots} slots in a sweep; with a vocabulary of {a.vocabulary} the limit is {most}")
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
     seed, temperature = plain_sampling(sweep.sampling, "a sweep")
@@ -195,7 +195,7 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     if not first:
         before = codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
     if first and sweep.estimate:
-        raise invalid("block 0 starts from noise: its message carries no estimate")
+        raise invalid("block 0 starts from noise: its message must carry no estimate")
     denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
     return SweepWork(
         hop=hop,

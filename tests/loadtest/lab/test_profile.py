@@ -54,7 +54,7 @@ def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
         ("jitter_ms = 2\ndelay_ms = 1", "jitter_ms must be 0 to delay_ms (1), not 2"),
         ("queue_ms = 2", "queue_ms has no effect without rate_mbps: give"),
         ("rate_mbps = 1\nqueue_ms = 0", "queue_ms must be a finite number above 0, not 0"),
-        ("speed = 1", "profile 'p': unknown setting 'speed'; there are delay_ms, jitter_ms"),
+        ("speed = 1", "profile 'p': unknown setting 'speed'; available: delay_ms, jitter_ms"),
         ("links = 1", "links must be sections [[p.links]]"),
         ("links = [1]", "profile 'p', link 1 must be a group of settings, not 1"),
         ("[[p.links]]\ndelay_ms = 1", 'give between = ["router", "host-1"], or source and destination'),

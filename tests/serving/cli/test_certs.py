@@ -84,20 +84,20 @@ def test_an_authority_certifies_roles_only(certs: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["init"], "ca.pem is there already"),
+        (["init"], "ca.pem already exists"),
         (["init", "--days", "0"], "--days must be 1 to 7300, not 0"),
-        (["host", "paris", "--address", "10.8.0.1"], "paris.pem is there already: renew it, or replace it"),
+        (["host", "paris", "--address", "10.8.0.1"], "paris.pem already exists: renew it, or replace it"),
         (["host", "tokyo"], "a host is dialled by its address: give --address"),
         (["router", "router"], "a router is dialled by its address: give --address"),
-        (["client", "bob", "--address", "10.8.0.1"], "a client is not dialled: leave --address out"),
+        (["client", "bob", "--address", "10.8.0.1"], "nothing connects to a client: omit --address"),
         (["host", "tokyo", "--address", "10.8.0.2:7701"], "leave port and scheme out"),
         (["host", "tokyo", "--address", ""], "'' is neither an IP address nor a DNS name"),
         (["host", "tokyo", "--address", "10.8.0.256"], "is neither an IP address nor a DNS name"),
-        (["host", "ca", "--address", "10.8.0.1"], "a certificate cannot be called 'ca'"),
-        (["host", "x" * 41, "--address", "10.8.0.1"], "of at most 40 letters"),
+        (["host", "ca", "--address", "10.8.0.1"], "a certificate cannot be named 'ca'"),
+        (["host", "x" * 41, "--address", "10.8.0.1"], "of at most 40 characters"),
         (["host", "a/b", "--address", "10.8.0.1"], "name 'a/b' must be"),
         (["host", "tokyo", "--address", "10.8.0.1", "--days", "99999"], "--days must be 1 to 7300, not 99999"),
-        (["renew", "tokyo"], "tokyo.pem to renew: make it with `onesweep certs issue`"),
+        (["renew", "tokyo"], "tokyo.pem does not exist, so it cannot be renewed: make it with `onesweep certs issue`"),
         (["renew", "../x"], "name '../x' must be"),
     ],
 )
@@ -111,10 +111,10 @@ def test_a_mistake_is_explained(certs: Run, arguments: list[str], says: str) -> 
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("ca.pem", lambda path: path.write_bytes(b"x"), "ca.pem is no certificate (PEM)"),
-        ("ca.key", lambda path: path.write_bytes(b"x"), "ca.key is no private key without a password (PEM)"),
+        ("ca.pem", lambda path: path.write_bytes(b"x"), "ca.pem is not a certificate (PEM)"),
+        ("ca.key", lambda path: path.write_bytes(b"x"), "ca.key is not a private key without a password (PEM)"),
         ("ca.key", lambda path: path.chmod(0o644), "others can read or change it: chmod 600"),
-        ("ca.key", Path.unlink, "ca.key: make an authority with"),
+        ("ca.key", Path.unlink, "ca.key is missing: make an authority with"),
     ],
 )
 def test_an_authority_that_was_damaged(
@@ -149,14 +149,14 @@ def test_a_signature_is_of_one_release_and_one_key(certs: Run, onesweep: Run, bu
 def test_mistakes_with_signers_are_named(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:
     assert certs("signer", "ada")[0] == certs("init")[0] == 0
     directory, bundle = tmp_path / "certs", tmp_path / "bundle"
-    assert "replace it with --force (those who trust the old key" in certs("signer", "ada")[2]
+    assert "replace it with --force (everyone who trusts the old key" in certs("signer", "ada")[2]
     shutil.copytree(bundles / "own", bundle)
-    for key, says in (("ca.key", "no Ed25519 key"), ("ada.pub", "no private key"), ("none.key", "cannot read")):
+    for key, says in (("ca.key", "not an Ed25519 key"), ("ada.pub", "not a private key"), ("none.key", "cannot read")):
         code, _, err = onesweep("sign", bundle, "--key", directory / key)
         assert (code, says in err) == (2, True), err
     for content, says in (
         (b"", "must hold Ed25519 public keys"),
-        (b"-----END PUBLIC KEY-----", "no file of public keys"),
+        (b"-----END PUBLIC KEY-----", "not a file of public keys"),
     ):
         (tmp_path / "signers").write_bytes(content)
         with pytest.raises(InputError, match=says):

@@ -134,11 +134,11 @@ def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
             serve.expect("Ctrl-C stops them")
             said = serve.log.read_text()
             assert said.count(" MB sent, blocks ") == 3
-            assert "the last host drafts by: copy:q8" in said
+            assert "the last host drafts with: copy:q8" in said
             assert serve.ask("generate", *ASKED) == expected != ""
             assert serve.ask("doctor")
             late = Process(tmp_path / "late.log", "join", ticket, "--name", "oslo", state=tmp_path / "machines")
-            assert "this ticket was used already" in late.expect("used already[^\n]*|Ctrl-C") or late.log.read_text()
+            assert "this ticket was already used" in late.expect("already used[^\n]*|Ctrl-C") or late.log.read_text()
             assert late.process.wait(WITHIN_S) == 2
         (tmp_path / "serve.log").unlink()
         with serving(model, tmp_path, port) as serve:
@@ -184,11 +184,11 @@ def test_the_ring_changes_while_it_serves(
             asked = pool.submit(texts, stop)
             try:
                 serve.expect("the ring is now: .*oslo")
-                oslo.expect("bytes from the copy here")
+                oslo.expect("bytes from local copy")
                 (twin,) = {*until(lambda: {*holders("oslo")} - {"oslo"}, WITHIN_S)}
                 leaver = next(each for each in machines if each.log.stem == twin)
                 leaver.end()
-                serve.expect(f"{twin} leaves")
+                serve.expect(f"{twin} is leaving")
                 until(lambda: holders("oslo") == ["oslo"], WITHIN_S)
                 assert "direct, " in serve.ask("status")
             finally:
@@ -222,7 +222,7 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
             assert serve.ask("generate", *ASKED) == expected
             served_at, whole = time.monotonic(), serve.ask(*LONG)
             shown = until(lambda: (said := serve.ask("status")).count(" MB so far") == 3 and said, WITHIN_S)
-            assert "host-1 and host-2 relay over the router: open TCP" in shown
+            assert "host-1 and host-2 relay through the router: open TCP" in shown
 
             def orders(node: str, *given: str) -> None:
                 for each in given:

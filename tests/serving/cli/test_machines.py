@@ -88,9 +88,9 @@ def test_machines_of_one_computer_have_names_of_their_own(
         assert two.name == f"{one.name[:28]}-2"
         assert other.name == "oslo", "as the ticket says"
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
-        with pytest.raises(InputError, match="this ticket is for a machine called lyon: leave --name out"):
+        with pytest.raises(InputError, match="this ticket is for a machine named lyon: omit --name"):
             machines._place(named := ticket(rendezvous, 1, "lyon"), "rome", ExitStack())
-        taken = "a machine called oslo has joined already"
+        taken = "a machine named oslo has already joined"
         for given, name in ((ticket(rendezvous), "oslo"), (ticket(rendezvous, 1, "oslo"), None)):
             with pytest.raises(InputError, match=taken), place(given, name):
                 pass
@@ -104,9 +104,9 @@ def test_machines_of_one_computer_have_names_of_their_own(
 def test_nothing_is_sent_to_another_server_or_to_none(rendezvous: Rendezvous) -> None:
     given, silent = ticket(rendezvous), f"127.0.0.1:{free_port_block(1)}"
     for wrong, error, says in (
-        (replace(given, fingerprint="0" * 64), ServiceError, "is another server than the ticket's"),
+        (replace(given, fingerprint="0" * 64), ServiceError, "is not the ticket's"),
         (replace(given, addresses=(silent,)), ServiceError, r"does not answer \(Connection refused\)"),
-        (replace(given, secret="guess"), InputError, "the router knows no such ticket"),
+        (replace(given, secret="guess"), InputError, "the router does not know this ticket"),
     ):
         with pytest.raises(error, match=says), place(wrong):
             pass
@@ -144,7 +144,7 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
     (run / "machine.json").write_text(json.dumps({"name": "paris"}))
     with pytest.raises(InputError, match="is damaged: remove"), place(None, "paris"):
         pass
-    with pytest.raises(InputError, match="small letters, digits and dashes"), place(None, "Paris!"):
+    with pytest.raises(InputError, match="lower-case letters, digits and dashes"), place(None, "Paris!"):
         pass
 
 
@@ -154,9 +154,9 @@ def test_a_state_directory_of_others_is_refused_before_the_ticket_is_used(
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path))
     os.chmod(tmp_path, 0o755)
     given = argparse.Namespace(ticket=ticket(rendezvous).text(), threads=None)
-    with pytest.raises(ServiceError, match="that nobody else can enter"):
+    with pytest.raises(ServiceError, match="nobody else may enter it"):
         machines.run_join(given)
-    with pytest.raises(ServiceError, match="that nobody else can enter"):
+    with pytest.raises(ServiceError, match="nobody else may enter it"):
         bind(None, "127.0.0.1:0")  # type: ignore[arg-type]  # before anything is done with the server
     assert not rendezvous.machines
 
@@ -211,7 +211,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     shown = re.fullmatch(r"ticket (\w+) +lima  1 use  until 20..-..-.. at ..:.. UTC", ticket_line)
     assert shown[1] in made.err
     assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
-    assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
+    assert waited(lambda: rendezvous.remove_machines({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "missing: tokyo" in said[-1]
     rendezvous.machines["oslo"].notices = None
     said.clear()
@@ -273,7 +273,7 @@ def test_a_machine_of_the_ring_may_be_away_for_a_minute(
     assert ring._situation() == ({"paris"}, {"paris"})
     ring.topology, rendezvous.machines["tokyo"].notices = ring._topology({"tokyo": (0,)}), asyncio.Queue()
     ring._situation()
-    rendezvous.let_go(["tokyo"])
+    rendezvous.remove_machines(["tokyo"])
     assert ring._situation() == ({"paris"}, {"paris"}), "who is let go is not waited for"
     rendezvous.machines["paris"].leaving = True
     assert ring._situation() == (set(), set()), "one that says so goes at once"

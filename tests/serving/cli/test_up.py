@@ -88,7 +88,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert onesweep("down", "--router", second)[0] == 1
 
     processes[0].kill()
-    remedy = "see that it runs (of `up`: `onesweep down`, then the same `onesweep up` again)"
+    remedy = "it runs (of `up`: `onesweep down`, then the same `onesweep up` again)"
     for asked in (("--mode", "sweep"), ("--budget-ms", 9)):
         code, _, err = onesweep("generate", "The ", *asked)
         assert (code, remedy in err) == (1, True), err
@@ -184,9 +184,9 @@ def test_a_directory_that_others_can_enter_is_not_believed(
     for command in (["down"], ["status"], ["generate", "x"]):
         code, _, err = onesweep(*command)
         assert code == 1
-        assert f"{state} must be a directory of yours that nobody else can enter (chmod 700)" in err
+        assert f"{state} must belong to you, and nobody else may enter it (chmod 700)" in err
     code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
-    assert (code, "must be a directory of yours" in err) == (1, True), err
+    assert (code, "must belong to you" in err) == (1, True), err
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"processes": 5}', '{"processes": {"router": "x"}}'])

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
         (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["--allow-host", "a:80"], "without port"),
         (["--set", "log_format=xml"], "unknown log_format"),
-        (["--metrics", "0.0.0.0:0"], "could be read from other machines"),
+        (["--metrics", "0.0.0.0:0"], "could be read by anyone from other machines"),
         (["--set", "timeout_s=0"], "above 0"),
         (["--set", "timeout_s=nan"], "above 0"),
     ],
@@ -94,7 +94,7 @@ def test_a_renewed_certificate_is_shown_once_it_is_whole(certificate: tuple[Path
 
 def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -> None:
     certificate[1].chmod(0o644)
-    with pytest.raises(InputError, match="is a secret, and others can read or change it"):
+    with pytest.raises(InputError, match="is a secret, but others can read or change it"):
         OwnCertificate(*certificate)
 
 

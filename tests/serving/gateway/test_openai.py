@@ -210,8 +210,8 @@ def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) ->
     forced = openai.completions.create(model="onesweep-ar", **asked, logit_bias={"33": 100})
     assert forced.choices[0].text == "!" * 24
     for model, wrong, words in (
-        ("onesweep-local", {"logit_bias": {"256": 1}}, "logit_bias names token 256, the model has 0 to 255"),
-        ("onesweep-ar", {"logit_bias": {"256": 1}}, "logit_bias names token 256, the model has 0 to 255"),
+        ("onesweep-local", {"logit_bias": {"256": 1}}, "logit_bias names token 256, but the model has 0 to 255"),
+        ("onesweep-ar", {"logit_bias": {"256": 1}}, "logit_bias names token 256, but the model has 0 to 255"),
         ("onesweep-sweep", {"logit_bias": {"2": 1}}, "mode sweep does not take logit_bias"),
         ("onesweep-chunked", {"presence_penalty": 1}, "mode chunked does not take presence_penalty"),
     ):
@@ -308,7 +308,7 @@ def test_what_a_schema_is_not_held_to_is_told(openai: OpenAI) -> None:
         ({"type": "banana"}, "Invalid type: banana"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema"),
         ({"$ref": "https://example.com/x.json"}, "cannot be used"),
-        ({"description": "x" * 20_000}, "bytes, at most 16384"),
+        ({"description": "x" * 20_000}, "bytes; the limit is 16384"),
     ],
 )
 def test_a_schema_that_is_none_or_that_nothing_follows(openai: OpenAI, schema: Any, words: str) -> None:

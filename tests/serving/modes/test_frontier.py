@@ -55,7 +55,7 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (record(options=None), "'options' must be a list"),
         (record(options=[3]), "an option must be a JSON object, not int"),
         (record(weights=None), "weights must be a JSON object"),
-        (record(judge=3), "it: judge must be a text, not 3"),
+        (record(judge=3), "it: judge must be a string, not 3"),
         (changed(mode="magic"), "there is no mode 'magic'"),
         (None, "cannot read the frontier"),
         (changed(mode=["local"]), "there is no mode"),

@@ -138,8 +138,8 @@ def test_a_checkpoint_says_how_it_is_spelled(tmp_path: Path) -> None:
     ("name", "content", "sentence"),
     [
         ("tokenizer.json", None, "cannot read .*tokenizer.json: No such file"),
-        ("tokenizer.json", "{}", "does not have its manifest's SHA-256: it is damaged"),
-        ("special_tokens.json", json.dumps({"end_tokens": [300]}), "does not have its manifest's SHA-256"),
+        ("tokenizer.json", "{}", "does not match its manifest's SHA-256: it is damaged"),
+        ("special_tokens.json", json.dumps({"end_tokens": [300]}), "does not match its manifest's SHA-256"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None, sentence: str) -> None:
@@ -161,11 +161,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None,
 )
 def test_a_tokenizer_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_model(tmp_path, spelling=panicking(**changes))
-    with pytest.raises(CheckpointError, match=r"tokenizer.json is no tokenizer: .*\w"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is not a tokenizer: .*\w"):
         read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
     with pytest.raises(CheckpointError, match="tokenizer"):
         probe_tokens((tmp_path / "tokenizer.json").read_text(), ARCHITECTURE, "the sea")
-    with pytest.raises(CheckpointError, match=r"tokenizer.json is no tokenizer: .*\w"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is not a tokenizer: .*\w"):
         token_tokenizer(ModelSource(tmp_path, read_manifest(tmp_path), ""), ())
 
 

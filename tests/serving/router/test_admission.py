@@ -12,7 +12,7 @@ from serving.router.admission import DAY_S, Admission, PlaceRequest
 from serving.router.service import RouterService
 from serving.router.settings import AdmissionSettings
 from stages.wire.status import StatusError
-from stages.wire.tokens import ANYBODY, Key, Keyring
+from stages.wire.tokens import ANONYMOUS, Key, Keyring
 
 PATIENT_S = 30.0
 ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
@@ -25,13 +25,13 @@ class Gate:
         self.decides = Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
         self.now_s, self.unix_s = 1000.0, DAY_S * 20_000.5
 
-    def ask(self, key: Key = ANYBODY, max_bytes: int = 1, batch: bool = False) -> PlaceRequest:
+    def ask(self, key: Key = ANONYMOUS, max_bytes: int = 1, batch: bool = False) -> PlaceRequest:
         self.decides.ask(request := PlaceRequest(key, max_bytes, batch=batch), self.now_s, self.unix_s)
         if request.state == "admitted":
             self.decides.begin(request, self.now_s)
         return request
 
-    def refused(self, key: Key = ANYBODY, max_bytes: int = 1) -> StatusError:
+    def refused(self, key: Key = ANONYMOUS, max_bytes: int = 1) -> StatusError:
         with pytest.raises(StatusError) as caught:
             self.ask(key, max_bytes)
         assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -63,7 +63,7 @@ def test_over_the_limit_is_refused() -> None:
     held = [gate.ask() for _ in range(2)]
     assert "2 requests are in flight, the limit" in str(gate.refused())
     gate.leave(*held)
-    gate.enters(ANYBODY)
+    gate.enters(ANONYMOUS)
     assert gate.counts == (0, 0, 0)
 
 
@@ -117,7 +117,7 @@ class Held:
         self.task = asyncio.create_task(self._serve(service))
 
     async def _serve(self, service: RouterService) -> None:
-        async with service._placed(PlaceRequest(ANYBODY, 1)):
+        async with service._placed(PlaceRequest(ANONYMOUS, 1)):
             self.inside.set()
             await self.end.wait()
 
@@ -259,7 +259,7 @@ def test_bytes_a_day() -> None:
 
 def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -> None:
     gate = Gate(8, queue=2)
-    batch = [gate.ask(ANYBODY, batch=True) for _ in range(8)]
+    batch = [gate.ask(ANONYMOUS, batch=True) for _ in range(8)]
     assert states(batch) == ["admitted"] * 6 + ["waits"] * 2, "a quarter is not theirs"
     gate.decides._mean_s = 4 * PATIENT_S  # as the third in line it would wait too long
     usual = [gate.ask() for _ in range(3)]
@@ -275,7 +275,7 @@ def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -> None
 def test_interactive_requests_leave_an_eighth_to_batch_ones() -> None:
     gate = Gate(8, queue=16)
     usual = [gate.ask() for _ in range(12)]
-    batch = [gate.ask(ANYBODY, batch=True) for _ in range(2)]
+    batch = [gate.ask(ANONYMOUS, batch=True) for _ in range(2)]
     gate.leave(*usual[:2])
     assert states(batch) == ["admitted", "waits"]
     assert states(usual[2:]) == ["admitted"] * 7 + ["waits"] * 3

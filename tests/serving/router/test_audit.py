@@ -85,13 +85,13 @@ class Wary:
 @contextmanager
 def deployed(checkpoint: Path, servers: Any, lie: Lie | None, liar: str = "b-1", **router: Any) -> Iterator[Any]:
     """Two hosts for blocks 0 and 1, two for block 2, one of which lies."""
-    topology, go_on = doubled(checkpoint), Host._go_on
+    topology, go_on = doubled(checkpoint), Host._continue
 
     def lying(self: Host, job: Any, outcome: Any) -> None:
         go_on(self, job, lie(job, outcome) if lie is not None and self.settings.name == liar else outcome)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Host, "_go_on", lying)
+        patch.setattr(Host, "_continue", lying)
         servers.hosts(topology, checkpoint)
         servers.router(topology, router.pop("weights", checkpoint), ring={"hop_timeout_s": 5.0, **router})
         wait_ready(topology.router)

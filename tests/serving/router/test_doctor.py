@@ -59,7 +59,7 @@ def test_a_host_that_is_down_is_named_and_the_others_are_measured(
     until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, capsys)[1]))
     code, report = examined(topology, tmp_path, capsys)
     assert code == 1
-    assert any(line.startswith("host-3: host host-3 at") and "see that it runs" in line for line in bad(report))
+    assert any(line.startswith("host-3: host host-3 at") and "check that it runs" in line for line in bad(report))
     assert any(line.startswith("host-2 -> host-3:") for line in bad(report))
 
 

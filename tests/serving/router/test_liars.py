@@ -39,7 +39,7 @@ def test_no_lie_outlives_its_liar(
     share: float,
 ) -> None:
     bundle, chance, lying = bundles / "scored", random.Random(f"{liar} {share}"), [True]
-    go_on = Host._go_on
+    go_on = Host._continue
 
     def lie(host: Host, job: ScheduledHop, outcome: Outcome) -> None:
         is_state = isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden
@@ -47,7 +47,7 @@ def test_no_lie_outlives_its_liar(
             outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
         go_on(host, job, outcome)
 
-    monkeypatch.setattr(Host, "_go_on", lie)
+    monkeypatch.setattr(Host, "_continue", lie)
     with local_ring(bundle, 3, host={"prefix_mb": 0}) as clean:
         right = {prompt: clean.generate(prompt, **ASK).output for prompt in PROMPTS}
     tokens, path = [new_token() for _ in range(2)], tmp_path / "tokens.toml"

@@ -18,7 +18,7 @@ from stages.wire.status import StatusError
 
 
 class Relay:
-    least_rtt_ms: float | None = None
+    min_rtt_ms: float | None = None
 
 
 def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 2, **links: float | str) -> HostLink:
@@ -28,7 +28,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
     link.is_lost = False
     link.prefixes, link.prefix_version = frozenset(), 0
     link.relay = Relay()  # type: ignore[assignment]
-    link.relay.least_rtt_ms = rtt_ms  # type: ignore[misc]
+    link.relay.min_rtt_ms = rtt_ms  # type: ignore[misc]
     dialled = [
         stage_pb2.LinkInfo(address=to, problem=x) if isinstance(x, str) else stage_pb2.LinkInfo(address=to, rtt_ms=x)
         for to, x in links.items()

@@ -164,14 +164,14 @@ def test_a_lie_does_not_outlive_its_liar(
     bundles: Path, servers: Any, forgetful: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The router continues; tests/serving/router/test_liars.py has one that is started again."""
-    bundle, lies, go_on = bundles / "scored", [True], Host._go_on
+    bundle, lies, go_on = bundles / "scored", [True], Host._continue
 
     def lie(host: Host, job: ScheduledHop, outcome: Outcome) -> None:
         if lies and host.settings.name == "host-1" and isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden:
             outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
         go_on(host, job, outcome)
 
-    monkeypatch.setattr(Host, "_go_on", lie)
+    monkeypatch.setattr(Host, "_continue", lie)
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
     hosts = servers.hosts(topology, bundle)
     servers.router(topology, bundle)

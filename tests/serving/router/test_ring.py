@@ -112,7 +112,7 @@ async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> 
     ring.begin((link := ring.links[0],), lambda _, event: heard.append(event))
     try:
         await eventually(lambda: link.quarantined)
-        assert link.quarantined.startswith("it sent 257" if count == 257 else "the answer is no message")
+        assert link.quarantined.startswith("it sent 257" if count == 257 else "the answer is not a message")
         assert ({event.fault.lost for event in heard}, len(asked)) == ({address}, 1)
     finally:
         await ring.close()
@@ -145,7 +145,7 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tm
     assert "is lost (it has been silent for 2.2 s)" in link.problem
     ring.run = tmp_path  # of certificates
     ring._lose(link, "it closed the connection")
-    assert "see that it runs" in link.problem
+    assert "check that it runs" in link.problem
     assert link.is_lost
     (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # of machines that joined
     ring._lose(link, "it closed the connection")

@@ -23,7 +23,7 @@ def release(name: str) -> stage_pb2.Release:
 
 def link_to(name: str, *held: str) -> HostLink:
     """A host without a problem that holds these releases."""
-    dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0, least_rtt_ms=1.0)  # noqa: E731
+    dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0, min_rtt_ms=1.0)  # noqa: E731
     link = HostLink(HostEntry(name, name, (0,), name), 1.0, dial=dial)
     link.update(stage_pb2.DescribeResponse(releases=map(release, held)))
     link.problem = ""

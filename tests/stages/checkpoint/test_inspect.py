@@ -41,13 +41,13 @@ def test_a_record_can_be_written_as_json_and_says_it_all(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "said"),
     [
-        ("chain", {"code_dim": 1 << 20}, "at most 16777216 are read"),
-        ("chain", {"code_dim": 1 << 12}, "at most 16777216 are read"),
+        ("chain", {"code_dim": 1 << 20}, "the limit is 16777216"),
+        ("chain", {"code_dim": 1 << 12}, "the limit is 16777216"),
         ("chain", {"condition_dim": 1 << 20}, "asks for weights of at least .*; fetch both again"),
-        ("chain", {"context_length": 1 << 20}, "a context with tables of"),
-        ("ar", {"context_length": 1 << 20, "heads": 1}, "a context with tables of"),
+        ("chain", {"context_length": 1 << 20}, "and context tables of"),
+        ("ar", {"context_length": 1 << 20, "heads": 1}, "and context tables of"),
         ("ar", {"width": 1 << 15}, "asks for weights of at least"),
-        ("ar", {"parts": 1025}, "at most 1024 are read"),
+        ("ar", {"parts": 1025}, "the limit is 1024"),
     ],
 )
 def test_absurd_sizes_are_refused_before_they_take_time_or_memory(
@@ -93,7 +93,7 @@ def test_what_is_not_there_is_said(checkpoint: Copy, capsys: pytest.CaptureFixtu
     path.unlink()
     text = describe(directory)
     assert "no: blocks 1 have no weights yet" in text
-    assert f"{path.name} (not here)" in text
+    assert f"{path.name} (missing)" in text
     checks = verify(directory)
     assert [check.ok for check in checks] == [False, False]
     assert "is missing; fetch it again" in str(checks[0])

@@ -84,7 +84,7 @@ NO_FORMAT = [b"[]", b"null", b"{}", b'{"format": "1"}', b'{"format": true}', b'{
 def test_what_is_no_json_is_damaged_and_what_has_no_format_no_manifest(tmp_path: Path, text: bytes) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(text)
     with pytest.raises(
-        CheckpointError, match="no format number|holds no object" if text in NO_FORMAT else "is damaged"
+        CheckpointError, match="no format number|does not hold an object" if text in NO_FORMAT else "is damaged"
     ):
         read_manifest(tmp_path)
 
@@ -95,7 +95,7 @@ def test_a_number_that_is_not_finite(write: Callable[..., Path], number: str) ->
     text = path.read_text()
     assert '"from_noise_nats": 1.5' in text
     path.write_text(text.replace('"from_noise_nats": 1.5', f'"from_noise_nats": {number}'))
-    with pytest.raises(CheckpointError, match=f"{number} is no finite number"):
+    with pytest.raises(CheckpointError, match=f"{number} is not a finite number"):
         read_manifest(path.parent)
 
 
@@ -116,24 +116,24 @@ def test_a_parts_file_lies_in_the_checkpoint(write: Callable[..., Path], name: s
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "kind": (lambda r: r.update(kind="mixture"), "kind 'mixture' is none of chain, ar, steps"),
+    "kind": (lambda r: r.update(kind="mixture"), "kind must be one of chain, ar, steps, not 'mixture'"),
     "no kind": (lambda r: r.pop("kind"), "damaged: kind is missing"),
-    "too few parts": (lambda r: r["parts"].pop(), "1 parts listed, the architecture has 2"),
-    "too many parts": (lambda r: r["parts"].append(None), "3 parts listed, the architecture has 2"),
+    "too few parts": (lambda r: r["parts"].pop(), "1 parts listed, but the architecture has 2"),
+    "too many parts": (lambda r: r["parts"].append(None), "3 parts listed, but the architecture has 2"),
     "parts are no list": (lambda r: r.update(parts=7), "damaged: parts must be a list, not 7; fetch it again"),
     "a part of text": (
         lambda r: r["parts"].__setitem__(0, "part"),
         "an entry of parts must be a group of settings, not 'part'",
     ),
     "a part without digest": (lambda r: r["parts"][0].pop("sha256"), "an entry of parts: sha256 is missing"),
-    "a part with more": (lambda r: r["parts"][0].update(extra=1), "unknown setting 'extra'; there are bytes, file"),
+    "a part with more": (lambda r: r["parts"][0].update(extra=1), "unknown setting 'extra'; available: bytes, file"),
     "a short digest": (lambda r: r["parts"][0].update(sha256="00"), "SHA-256"),
     "a size of text": (lambda r: r["parts"][0].update(bytes="1000"), "bytes must be a whole number, not '1000'"),
     "a probe of text": (lambda r: r["parts"][0].update(probe={"next_byte_nats": "2"}), "must be numbers"),
     "architecture": (lambda r: r["architecture"].update(width=7), "width 7"),
     "another family": (lambda r: r["architecture"].update(family="graft"), "family 'graft' is unknown"),
     "unknown size": (lambda r: r["architecture"].update(depth=7), "damaged.*depth"),
-    "code width": (lambda r: r["codes"].update(dim=9), "codes of 9 numbers, the architecture has 8"),
+    "code width": (lambda r: r["codes"].update(dim=9), "codes have 9 dimensions, but the architecture has 8"),
     "code digest": (lambda r: r["codes"].update(digest="f" * 64), "recorded digest ffffffffffff"),
     "no codes": (lambda r: r.update(codes=None), "codes must be an object, not null"),
     "no partition": (lambda r: r.update(partition=None), "partition must be an object, not null"),
@@ -141,14 +141,14 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "rising boundaries": (lambda r: r["partition"]["boundaries"].reverse(), "must fall"),
     "prior": (lambda r: r["partition"]["prior"].update(std=0), "positive std"),
     "tokenizer": (lambda r: r.update(tokenizer="bpe"), "tokenizer 'bpe' is neither 'bytes' nor 'tokens'"),
-    "empty probe": (lambda r: r.update(probe_text=""), "two bytes at least"),
+    "empty probe": (lambda r: r.update(probe_text=""), "at least two bytes"),
     "no tolerance": (lambda r: r.update(probe_tolerance=0), "probe tolerance 0"),
     "metrics are a list": (lambda r: r.update(metrics=[1]), "metrics must be an object"),
     "metrics are words": (
         lambda r: r["metrics"].update(probe={"next_token_nats": "x"}),
-        "metrics of probe must be num",
+        "metrics of probe must map",
     ),
-    "deep metrics": (lambda r: r["metrics"].update(a=json.loads("[" * 600 + "]" * 600)), "lists in one another"),
+    "deep metrics": (lambda r: r["metrics"].update(a=json.loads("[" * 600 + "]" * 600)), "lists are nested more than"),
     "no metrics": (lambda r: r.pop("metrics"), "damaged: metrics is missing"),
 }
 

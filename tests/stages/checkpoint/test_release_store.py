@@ -36,7 +36,7 @@ def raw(contents: ReleaseManifest, path: str) -> bytes:
 
 
 def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
-    for path in intake.wanted:
+    for path in intake.missing:
         data = raw(contents, path)
         intake.write(path, data[:1000])
         intake.write(path, data[1000:])
@@ -46,11 +46,11 @@ def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
 def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest, monkeypatch) -> None:
     with monkeypatch.context() as small:
         small.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
-        with pytest.raises(ServiceError, match="9 free, and 67108864 stay free; free some"):
+        with pytest.raises(ServiceError, match="9 free, and 67108864 must stay free; free some"):
             store.begin(contents, of_block_1)
     intake = store.begin(contents, of_block_1)
-    assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
-    assert len(intake.wanted) == 2
+    assert {path.split("-")[0] for path in intake.missing} == {"chain/block", "ar/stage"}
+    assert len(intake.missing) == 2
     assert store.path(contents.name) is None
     fill(intake, contents)
     place = store.path(contents.name)
@@ -60,20 +60,20 @@ def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManife
 
 def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
     fill(store.begin(contents, of_block_1), contents)
-    assert not store.begin(contents, of_block_1).wanted
+    assert not store.begin(contents, of_block_1).missing
     mixed = ReleaseManifest(
         {**contents.manifests, "scorer": contents.manifests["ar"]}, directories=contents.directories
     )
-    assert [path.split("/")[0] for path in store.begin(mixed, of_block_1).wanted] == ["scorer"]
+    assert [path.split("/")[0] for path in store.begin(mixed, of_block_1).missing] == ["scorer"]
     store.remove_others([])
     intake = store.begin(contents, of_block_1)
-    first, second = intake.wanted
+    first, second = intake.missing
     intake.write(first, raw(contents, first))
-    assert list(store.begin(contents, of_block_1).wanted) == [second], "after a break it continues where it was"
+    assert list(store.begin(contents, of_block_1).missing) == [second], "after a break it continues where it was"
     store.begin(contents, of_block_1).write(second, raw(contents, second)[:1000])
     again = store.begin(contents, of_block_1)
-    assert again.asked == [f"{second}@1000"]
-    with pytest.raises(CheckpointError, match="was not asked for"):
+    assert again.requests == [f"{second}@1000"]
+    with pytest.raises(CheckpointError, match="was not requested"):
         again.write(f"{second}@999", b"x")
     again.write(f"{second}@1000", raw(contents, second)[1000:])
     again.finish()
@@ -82,9 +82,9 @@ def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: R
 def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
     intake = store.begin(contents, of_block_1)
     for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
-        with pytest.raises(CheckpointError, match="was not asked for"):
+        with pytest.raises(CheckpointError, match="was not requested"):
             intake.write(path, b"x")
-    path, part = next(iter(intake.wanted.items()))
+    path, part = next(iter(intake.missing.items()))
     with pytest.raises(CheckpointError, match="has more than"):
         intake.write(path, bytes(part.bytes + 1))
     with pytest.raises(CheckpointError, match="SHA-256"):
@@ -97,10 +97,10 @@ def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest,
 @pytest.mark.parametrize(
     ("manifests", "says"),
     [
-        ({}, "without a manifest"),
-        ({"../chain": b"{}"}, "is no folder of a bundle"),
+        ({}, "has no manifest"),
+        ({"../chain": b"{}"}, "is not a folder of a bundle"),
         ({"chain": b"{"}, "is damaged"),
-        ({"chain": bytes(2 << 20)}, "a manifest or frontier of 2097152 bytes"),
+        ({"chain": bytes(2 << 20)}, "a manifest or frontier has 2097152 bytes"),
     ],
 )
 def test_what_cannot_be_a_release(store: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
@@ -114,7 +114,7 @@ def test_a_release_takes_the_place_of_its_damaged_self(store: ReleaseStore, cont
     (spoilt,) = (place / "ar").glob("stage-1-*")
     spoilt.write_bytes(bytes(spoilt.stat().st_size))
     intake = store.begin(contents, of_block_1)
-    assert list(intake.wanted) == [f"ar/{spoilt.name}"]
+    assert list(intake.missing) == [f"ar/{spoilt.name}"]
     fill(intake, contents)
     assert spoilt.read_bytes() == raw(contents, f"ar/{spoilt.name}")
     assert len(list(place.rglob("*.safetensors"))) == 2
@@ -128,8 +128,8 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     intake = store.begin(contents, of_block_1)
     fill(intake, contents)
     place = store.path(contents.name)
-    due = {intake.coming / path.relative_to(place) for path in place.rglob("*")}
-    assert {*synced} == due | {intake.coming, store.directory}
+    due = {intake.incoming / path.relative_to(place) for path in place.rglob("*")}
+    assert {*synced} == due | {intake.incoming, store.directory}
 
 
 def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: ReleaseManifest) -> None:
@@ -145,7 +145,7 @@ def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: Rele
 def test_a_store_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
-    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can write to: chmod 700"):
+    with pytest.raises(ServiceError, match="must belong to you, and nobody else may write to it: chmod 700"):
         ReleaseStore(tmp_path / "open")
 
 

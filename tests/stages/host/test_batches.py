@@ -129,13 +129,13 @@ async def test_batches_come_once_and_in_order(whole: Parts) -> None:
     async with open_host(whole) as host:
         first, second, third, *_ = cut(scoring(digest, clean=b"The sea "))
         host.accept(first, 1)
-        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 8 came where batch 1"):
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 8 came, but batch 1"):
             host.accept(third, 1)
         host.accept(second, 1)
-        with refused(grpc.StatusCode.ALREADY_EXISTS, "batch 1 of step 0 of session 's' was accepted before"):
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "batch 1 of step 0 of session 's' was already accepted"):
             host.accept(second, 1)
         third.read.start = 3
-        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 3 came where"):
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 3 came, but"):
             host.accept(third, 1)
 
 
@@ -154,14 +154,14 @@ async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> N
             host.accept(second, size)
             with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "another message of 1 bytes: 1048576 of 1048576 are"):
                 host.accept(third, 1)
-            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "come back later, with fewer candidates"):
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "try again later, with fewer candidates"):
                 host.accept(scoring(digest, "b"), 1)
             assert list(host.sessions.sessions) == ["a"], "nothing was opened for it"
         host._go()
         assert [(await event_of(host)).scores.batch for _ in range(2)] == [0, 1]
         assert host.admission.queued_bytes == 0
         host.accept(third, 3 * size)  # what is alone is as large as a message may be
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are under way"):
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are in flight"):
             host.accept(scoring(digest, "b"), 1)
 
 
@@ -175,7 +175,7 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
         large.path[:] = ["here", "there"]
         monkeypatch.setattr(host.next_hosts, "to", lambda address: relay)
         host._push(large, float("inf"))
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "are under way"):
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "are in flight"):
             host.accept(opening(whole.plan.models["ar"].digest), 1)
         waiting[0](None)
         assert host.admission.queued_bytes == 0

@@ -221,7 +221,7 @@ def test_candidates_that_come_back_are_those_that_were_written(hosts: dict[tuple
     other.read.score.candidates[0] = b"zzzz"
     second = computed(other)
     assert isinstance(second.outcome, stage_pb2.Event)
-    assert second.outcome.fault.message == "other candidates came back than this host wrote"
+    assert second.outcome.fault.message == "the candidates that returned are not those that this host wrote"
 
 
 def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, ...], Parts]) -> None:
@@ -230,7 +230,7 @@ def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, 
     model = last.drafter("ar").model  # type: ignore[union-attr]
     assert work.extra_bytes(first, 150) == 0
     assert work.extra_bytes(last, 150) == model.text_bytes(150) + 3 * model.text_bytes(4)
-    with pytest.raises(StatusError, match="need a context of 513 tokens, the drafter has 512"):
+    with pytest.raises(StatusError, match="need a context of 513 tokens, but the drafter has 512"):
         work.extra_bytes(last, 512)
     with pytest.raises(StatusError, match=f"8 tokens to generate do not fit the session's {len(KNOWN) + 6} positions"):
         work.extra_bytes(last, len(KNOWN) + 6)

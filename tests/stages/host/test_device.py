@@ -132,11 +132,11 @@ def test_a_gpu_is_taken_where_it_computes_the_model(tmp_path: Path, monkeypatch:
     assert device_for("auto", four_bits).type == "cpu"
     assert device_for("cuda:0", float32) == torch.device("cuda:0")
     assert device_for("cpu", float32).type == "cpu"
-    with pytest.raises(InputError, match=r"weights of 4 bits \(ar\) compute on CPUs: import the model with --weights"):
+    with pytest.raises(InputError, match=r"weights of 4 bits \(ar\) run only on CPUs: import the model with --weights"):
         device_for("cuda", four_bits)
     gpus(monkeypatch, 0)
     assert device_for("auto", float32).type == "cpu"
-    with pytest.raises(InputError, match=r"there is no device cuda here: PyTorch .* sees no GPU"):
+    with pytest.raises(InputError, match=r"there is no device cuda here: PyTorch .* sees no usable GPU"):
         device_for("cuda", float32)
 
 

@@ -173,7 +173,7 @@ def test_the_text_is_that_of_plain_steps(
         ({"depths": [4_000_000_000, 0, 0], "draft": 3}, "depths of a tree must begin with 0"),
         (
             {"depths": [0] * (MAX_DRAFT_TREE + 1), "draft": MAX_DRAFT_TREE + 1},
-            "a tree of 65 draft tokens; there are at most 64",
+            "a tree has 65 draft tokens; the limit is 64",
         ),
         ({"depths": [0]}, "1 depths for 0 draft tokens"),
     ],

@@ -20,7 +20,7 @@ from stages.host.drafter import (
     DraftState,
     Tokens,
     TreeGrower,
-    looked_up,
+    prompt_lookup,
 )
 from stages.host.work.checks import SamplingPlan
 from stages.model.draft_tree import Draft, DraftLength, DraftPlan, Growth, SweepTime, chosen
@@ -45,7 +45,7 @@ def brute_force(text: list[int], count: int, least: int, most: int) -> list[int]
 @example([0] * 60, 32, True)
 @example([0], 4, False)
 def test_a_lookup_finds_what_followed_the_longest_match(text: list[int], count: int, are_bytes: bool) -> None:
-    found = looked_up(np.array(text), BYTES if are_bytes else Vocabulary(300), count)
+    found = prompt_lookup(np.array(text), BYTES if are_bytes else Vocabulary(300), count)
     assert list(found) == brute_force(text, count, *(MATCHED_BYTES if are_bytes else MATCHED_TOKENS))
 
 

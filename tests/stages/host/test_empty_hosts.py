@@ -71,7 +71,7 @@ def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:
         async with open_channel(address) as channel:
             stub = stage_pb2_grpc.StageServiceStub(channel)
             async for response in stub.Store(transfer.requests()):
-                transfer.hear(response)
+                transfer.on_response(response)
             await stub.Load(stage_pb2.LoadRequest(release=contents.name, assignment=assignment))
         return sent
 
@@ -84,13 +84,13 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
         waiting = described(address, ready=False)
         assert waiting.room.memory_bytes > 0
         assert waiting.room.speed > 0
-        assert "it waits for a stage" in waiting.not_ready_reason
+        assert "it is waiting for a stage" in waiting.not_ready_reason
         request = stage_pb2.LoadRequest(release=name, assignment=stage_pb2.Assignment(blocks=[0]))
         with open_blocking_channel(address) as channel:
             load = stage_pb2_grpc.StageServiceStub(channel).Load
-            with pytest.raises(grpc.RpcError, match="is not here: store it first"):
+            with pytest.raises(grpc.RpcError, match="is not stored on this host: store it first"):
                 load(request, timeout=PATIENCE_S)
-            with pytest.raises(grpc.RpcError, match="waits for a stage") as refused:
+            with pytest.raises(grpc.RpcError, match="is waiting for a stage") as refused:
                 next(stage_pb2_grpc.StageServiceStub(channel).Subscribe(stage_pb2.SubscribeRequest(router="r")))
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert len(give(address, bundles / "own", (0, 1, 2))) > 0

@@ -121,7 +121,7 @@ def test_a_host_refuses_a_schema_that_is_none(source: ModelSource) -> None:
 
 
 def test_a_schema_too_complex_is_told_and_not_followed() -> None:
-    assert "at most 16384" in schema_problem(json.dumps({"description": "x" * MAX_SCHEMA_BYTES}))
+    assert "the limit is 16384" in schema_problem(json.dumps({"description": "x" * MAX_SCHEMA_BYTES}))
     assert "recursion limit" in schema_problem('{"items":' * 300 + "{}" + "}" * 300)
     assert "cannot be used" in schema_problem("[1]")
     assert "cannot be used" in schema_problem("nonsense")

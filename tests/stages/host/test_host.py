@@ -31,7 +31,7 @@ async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
         host.accept(hop(host, "b"), 10)
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[hop(host, "c")])).rejections
         assert rejection.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-        assert (rejection.message, rejection.retry_after_ms) == ("h has 2 hops under way", 500)
+        assert (rejection.message, rejection.retry_after_ms) == ("h has 2 hops in flight", 500)
         counters = host.counters_now()
         assert (counters.queued, counters.queue_limit, counters.refused, counters.sessions) == (2, 2, 1, 2)
 
@@ -40,7 +40,7 @@ async def test_hops_that_wait_for_company_begin_with_it(parts: Parts, monkeypatc
     async with open_host(parts, working=False) as host:
         begun, waits_s = list[int](), iter([PATIENCE_S, 2 * PATIENCE_S, 0.0, 0.0])
         monkeypatch.setattr(host.scheduler, "go", lambda: begun.append(len(host.scheduler)) or [])
-        monkeypatch.setattr(hosts, "company_wait_s", lambda *args: next(waits_s))
+        monkeypatch.setattr(hosts, "batching_wait_s", lambda *args: next(waits_s))
         for name in "abcd":
             host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[hop(host, name)]))
         assert begun == [3, 4]
@@ -123,7 +123,7 @@ async def test_a_later_hop_cannot_claim_more_than_its_session_holds(parts: Parts
         beyond.capacity = 500
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[beyond])).rejections
         assert rejection.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        assert rejection.message == "the session holds 40 positions only"
+        assert rejection.message == "the session holds only 40 positions"
         send(host, hop(host, number=1, start=5, clean=b"x" * 35))
 
 

@@ -118,12 +118,12 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert (await refusal("../../x")).code is grpc.StatusCode.NOT_FOUND
         await loader.load(names["other"], [names["own"]])
         put_release(loader.require_store(), bundles / "scored")
-        assert "2 releases at most" in (await refusal(names["scored"], names["own"], names["other"])).message
+        assert "at most 2 releases" in (await refusal(names["scored"], names["own"], names["other"])).message
         (damaged,) = (tmp_path / "releases" / names["scored"] / "ar").glob("stage-1-*")
         damaged.write_bytes(damaged.read_bytes()[:-4])
         short = await refusal(names["scored"], names["other"])
         assert short.code is grpc.StatusCode.NOT_FOUND
-        assert short.message == f"release {names['scored']} is not whole here: store it again"
+        assert short.message == f"release {names['scored']} is incomplete on this host: store it again"
         damaged.write_bytes(damaged.read_bytes() + b"....")
         spoilt = await refusal(names["scored"], names["other"])
         assert spoilt.code is grpc.StatusCode.FAILED_PRECONDITION
@@ -145,9 +145,9 @@ async def test_a_host_comes_back_with_what_it_had(
     async with held_by() as (_, loader):
         await loader.load(names["other"], [names["own"]])
         assert [release.name for release in loader.sources.start()] == [names["own"], names["other"]]
-        assert caplog.text.count("takes the place of") == 1
+        assert caplog.text.count("it replaces") == 1
         Sources(tmp_path / "releases" / names["other"], (0, 1, 2), loader.sources.store).start()
-        assert caplog.text.count("takes the place of") == 1, "a machine's first start is with that release"
+        assert caplog.text.count("it replaces") == 1, "a machine's first start is with that release"
         (broken,) = (tmp_path / "releases" / names["other"] / "ar").glob("manifest.json")
         broken.write_text("{")
         assert [release.name for release in loader.sources.start()] == [names["own"]]
@@ -160,7 +160,7 @@ def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, 
     assert [release.name for release in Sources(bundles / "own", (1,), store).start()] == [names["other"]]
     sources = Sources(bundles / "own", (1, 2), store)
     assert [release.name for release in sources.start()] == [names["own"]]
-    with pytest.raises(StatusError, match="is not whole here: store it again") as caught:
+    with pytest.raises(StatusError, match="is incomplete on this host: store it again") as caught:
         sources.plan(names["other"])
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
     put_release(store, bundles / "other", (1, 2))

@@ -40,11 +40,11 @@ async def test_one_of_several_is_enough(addresses: list[str]) -> None:
     async with opened() as links:
         assert links.problem == ""
         links.set_addresses([addresses[0], "127.0.0.1:1"])
-        assert "was not reached yet" in links.problem
+        assert "has not been reached yet" in links.problem
         await eventually(lambda: not links.problem)
         assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
         await eventually(lambda: "cannot be reached" in links.relays[1].problem)
-        assert links.to(addresses[0]).least_rtt_ms is not None
+        assert links.to(addresses[0]).min_rtt_ms is not None
 
 
 async def test_they_change_while_in_use(addresses: list[str]) -> None:
@@ -78,7 +78,7 @@ async def test_hosts_that_are_not_named_are_not_dialled(addresses: list[str], ad
     refusal = caught.value
     assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
     assert refusal.message == (
-        f"no link to {address or 'one next host only'}: this host may go on to {addresses[0]}, {addresses[1]}"
+        f"no link to {address or 'a single next host'}: this host may send to {addresses[0]}, {addresses[1]}"
     )
 
 

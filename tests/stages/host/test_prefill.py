@@ -125,10 +125,10 @@ async def test_pieces_come_once_and_in_order(whole: Parts) -> None:
     async with open_host(whole) as host:
         first, second, third, last = pieces(whole)
         host.accept(first, 1)
-        with refused(grpc.StatusCode.FAILED_PRECONDITION, "has read 128 positions, the sweep continues at 256"):
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "has read 128 positions, but the sweep continues at 256"):
             host.accept(third, 1)
         host.accept(second, 1)
-        with refused(grpc.StatusCode.ALREADY_EXISTS, "the piece of sweep 0 of session 's' at 128 was accepted before"):
+        with refused(grpc.StatusCode.ALREADY_EXISTS, "the piece of sweep 0 of session 's' at 128 was already accepted"):
             host.accept(second, 1)
         host.accept(third, 1)
         host.accept(last, 1)
@@ -144,7 +144,7 @@ async def test_pieces_without_end_are_refused(whole: Parts) -> None:
             work_of(second).start, work_of(second).clean = at, b"x"
             host.accept(second, 1)
         work_of(second).start += 1
-        with refused(grpc.StatusCode.INVALID_ARGUMENT, "more than 16 pieces of one step"):
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "a step can have at most 16 pieces"):
             host.accept(second, 1)
 
 

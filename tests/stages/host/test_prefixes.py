@@ -112,7 +112,7 @@ async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None
             assert other.memory.prefix != right
         else:
             hop.read.start = 224
-        with refused(grpc.StatusCode.NOT_FOUND, "tokens are not in memory here any more"):
+        with refused(grpc.StatusCode.NOT_FOUND, "tokens are no longer in this host's memory"):
             host.accept(hop, 1)
         assert not host.sessions.sessions
 
@@ -158,11 +158,11 @@ SWEEP = stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32")
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda hop: setattr(hop.memory, "space", b"short"), "a space in memory has 16 bytes, not 5"),
-        (lambda hop: setattr(hop.memory, "prefix", b""), "a session opens at 0, or after a kept prefix, not at 192"),
-        (lambda hop: setattr(hop.memory, "prefix", b"short"), "a kept prefix has a digest of 32 bytes, and ends at a"),
-        (lambda hop: setattr(hop.read, "start", 250), "ends at a multiple of 32"),
-        (lambda hop: hop.sweep.CopyFrom(SWEEP), "memory is of the texts that a pipeline reads"),
+        (lambda hop: setattr(hop.memory, "space", b"short"), "a space in memory must have 16 bytes, not 5"),
+        (lambda hop: setattr(hop.memory, "prefix", b""), "a session must start at 0 or after a kept prefix, not"),
+        (lambda hop: setattr(hop.memory, "prefix", b"short"), "a kept prefix must have a digest of 32 bytes and"),
+        (lambda hop: setattr(hop.read, "start", 250), "end at a multiple of 32"),
+        (lambda hop: hop.sweep.CopyFrom(SWEEP), "only a hop that reads text can use memory"),
     ],
 )
 async def test_nonsense_about_memory_is_refused(
@@ -295,7 +295,7 @@ async def test_what_the_router_does_not_vouch_for_is_neither_kept_nor_found(whol
             else:
                 memory.vouchers = b""
             if pieces:
-                with refused(grpc.StatusCode.NOT_FOUND, "not in memory"):
+                with refused(grpc.StatusCode.NOT_FOUND, "no longer in this host's memory"):
                     host.accept(hops[0], 0)
             else:
                 host.accept(hops[0], 0)

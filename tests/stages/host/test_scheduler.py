@@ -9,7 +9,7 @@ import pytest
 from stages.host import drafter as drafters
 from stages.host import scheduler as engines
 from stages.host.drafter import RunAhead
-from stages.host.host import company_wait_s
+from stages.host.host import batching_wait_s
 from stages.host.parts import Parts
 from stages.host.scheduler import PASS_ROWS, ScheduledHop, Scheduler
 from stages.host.sessions import SessionStore
@@ -208,10 +208,10 @@ def test_what_may_take_long_is_left_to_the_thread(whole, quick, monkeypatch, hop
 )
 def test_few_steps_wait_for_those_of_other_texts(whole, others, stepping: int, pass_ms: float, wait_ms: float) -> None:
     engine = Scheduler(3, 64, 64)
-    assert company_wait_s(engine.arrived, stepping, pass_ms) == 0
+    assert batching_wait_s(engine.arrived, stepping, pass_ms) == 0
     for make in [steps, *others]:
         job_of(engine, whole, make()).hop.path.extend(["a", "b", "c"])
-    assert company_wait_s(engine.arrived, stepping, pass_ms) * 1000 == pytest.approx(wait_ms)
+    assert batching_wait_s(engine.arrived, stepping, pass_ms) * 1000 == pytest.approx(wait_ms)
 
 
 def test_a_quick_step_joins_what_the_thread_is_at(whole: Parts) -> None:

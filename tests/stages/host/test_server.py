@@ -64,7 +64,7 @@ def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, monkeypat
     ("checkpoint", "blocks", "says"),
     [
         ("other", (2,), "give every host the same checkpoint"),
-        ("own", (0, 1), r"holds blocks \[0, 1\], block 2 must come next: check the topology"),
+        ("own", (0, 1), r"holds blocks \[0, 1\], but block 2 must come next: check the topology"),
     ],
 )
 def test_a_wrong_neighbour_is_named(bundles: Path, servers, checkpoint: str, blocks, says: str) -> None:
@@ -91,7 +91,7 @@ def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any) ->
 def test_wiring_is_checked_for_each_model(bundles: Path) -> None:
     plan = plan_host(bundles / "own", (0, 1))
     other = stage_pb2.DescribeResponse(name="b", blocks=[2])
-    assert "b at x:1 says nothing of its weights" in wiring_problem([plan], "x:1", other)
+    assert "b at x:1 does not report its weights" in wiring_problem([plan], "x:1", other)
     good = other.releases.add()
     good.chain.digest, good.ar.digest = plan.models["chain"].digest, plan.models["ar"].digest
     assert wiring_problem([plan], "x:1", other) == ""

@@ -23,7 +23,7 @@ def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: 
     request.router = "somebody"
     error = alone.refusal(request)
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "'somebody' does not listen here: subscribe first" in error.details()
+    assert "'somebody' has not subscribed to this host: subscribe first" in error.details()
 
 
 def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: str) -> None:
@@ -87,11 +87,11 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
             return rejections[0].message if rejections else ""
 
         number = 0
-        assert refusal(stranger).endswith("for 127.0.0.9: no host of this hop's path")
+        assert refusal(stranger).endswith("for 127.0.0.9: not for a host on this hop's path")
         assert refusal(rival).endswith("r.w.1 is another router")
         assert refusal(router) == ""
         number, text = 1, b"and more"
-        assert refusal(stranger, "127.0.0.9:1").endswith("of another router, or another path")
+        assert refusal(stranger, "127.0.0.9:1").endswith("another router or path")
         assert rival.stub.Release(stage_pb2.ReleaseRequest(sessions=["s"])).released == 0
         assert refusal(paris) == ""
         number = 2

@@ -47,10 +47,10 @@ def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(held: Fixture) -
     steps, sweeps = held.open("a", "ar"), held.open("b")
     for session in (steps, sweeps):
         session.next_number, session.length = 1, 30
-    assert held.store.due("a", "ar", 1, 22) is steps
+    assert held.store.expected_session("a", "ar", 1, 22) is steps
     for name, kind, start in (("a", "ar", 31), ("b", "chain", 22), ("b", "chain", 31)):
-        with pytest.raises(StatusError, match=f"has read 30 positions, the sweep continues at {start}") as caught:
-            held.store.due(name, kind, 1, start)
+        with pytest.raises(StatusError, match=f"has read 30 positions, but the sweep continues at {start}") as caught:
+            held.store.expected_session(name, kind, 1, start)
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -105,18 +105,18 @@ def test_a_released_session_cannot_be_opened_by_work_that_was_on_its_way(held: F
 def test_sweeps_come_once_and_in_order(held: Fixture) -> None:
     session = held.open("a")
     session.next_number, session.length = 2, 30
-    assert held.store.due("a", "chain", 2, 30) is session
+    assert held.store.expected_session("a", "chain", 2, 30) is session
     cases = [
-        (("a", "chain", 1, 30), grpc.StatusCode.ALREADY_EXISTS, "sweep 1 .* was accepted before"),
-        (("a", "chain", 3, 30), grpc.StatusCode.FAILED_PRECONDITION, "sweep 3 .* came before sweep 2"),
+        (("a", "chain", 1, 30), grpc.StatusCode.ALREADY_EXISTS, "sweep 1 .* was already accepted"),
+        (("a", "chain", 3, 30), grpc.StatusCode.FAILED_PRECONDITION, "sweep 3 .* arrived before sweep 2"),
         (("a", "chain", 2, 31), grpc.StatusCode.FAILED_PRECONDITION, "has read 30 positions, .* continues at 31"),
-        (("a", "ar", 2, 30), grpc.StatusCode.INVALID_ARGUMENT, "is of the chain model, not of ar"),
+        (("a", "ar", 2, 30), grpc.StatusCode.INVALID_ARGUMENT, "belongs to the chain model, not to ar"),
         (("b", "chain", 2, 30), grpc.StatusCode.NOT_FOUND, "unknown session 'b'.*start the request again"),
     ]
     for arguments, code, says in cases:
         with pytest.raises(StatusError, match=says) as caught:
-            held.store.due(*arguments)
+            held.store.expected_session(*arguments)
         assert caught.value.code is code
-    with pytest.raises(StatusError, match="open already") as caught:
+    with pytest.raises(StatusError, match="already open") as caught:
         held.open("a")
     assert caught.value.code is grpc.StatusCode.ALREADY_EXISTS

@@ -105,7 +105,7 @@ def test_a_wide_model_scores_fewer_tokens(tmp_path: Path) -> None:
     put_work(request, step(clean=token, remaining=1, codec="int8", candidates=[token * 16] * 32))
     assert parse_hop(request, plan).kind == "ar"
     request.read.score.candidates.append(token * 16)
-    with pytest.raises(StatusError, match="33 candidates of 16 tokens; a hop has at most 512 in all of width 32768"):
+    with pytest.raises(StatusError, match="33 candidates of 16 tokens; a hop can have at most 512 in all at width"):
         parse_hop(request, plan)
 
 
@@ -153,24 +153,24 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "router", "x" * 65), "router must be 1 to 64 printable"),
     (lambda p: setattr(p, "session", "a\nb"), "session must be 1 to 64 printable"),
     (lambda p: p.ClearField("work"), "carries no work"),
-    (lambda p: setattr(work_of(p), "number", (1 << 64) - 1), "the largest number is"),
+    (lambda p: setattr(work_of(p), "number", (1 << 64) - 1), "the limit is"),
     (lambda p: p.timings.extend([stage_pb2.HopTiming(host="h")] * (MAX_TIMINGS + 1)), "65 timings"),
     (lambda p: p.timings.add(), "a timing's host must be"),
     (lambda p: p.timings.add(host="h", queue_ms=-1), "negative, not finite"),
-    (lambda p: p.timings.add(host="h", compute_ms=1e300), "or of years"),
+    (lambda p: p.timings.add(host="h", compute_ms=1e300), "or years long"),
     (lambda p: p.timings.add(host="h", received_bytes=(1 << 64) - 1), "a message of 18446744073709551615 bytes"),
-    (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "a path of 65 hosts"),
+    (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "the path has 65 hosts"),
     (lambda p: p.path.append(""), "an address on the path must be 1 to 255 printable"),
     (lambda p: p.path.append("x" * 257), "an address on the path must be"),
-    (lambda p: setattr(p, "place", 1), "place 1 on a path of 0 hosts"),
-    (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
+    (lambda p: setattr(p, "place", 1), "place 1 is not on a path of 0 hosts"),
+    (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 is not on a path of 2 hosts"),
     (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
     (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
     (lambda p: setattr(p, "capacity", 9), "10 tokens at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
-    (lambda p: work_of(p).reads.extend([4, 7]), "2 reads, some maybe empty or long, do not fit 10 clean tokens"),
-    (lambda p: work_of(p).reads.extend([1] * 11), "11 reads, some maybe empty or long, do not fit 10 clean tokens"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "2 reads do not fit 10 clean tokens: too many, too long, or empty"),
+    (lambda p: work_of(p).reads.extend([1] * 11), "11 reads do not fit 10 clean tokens: too many, too long, or empty"),
     (lambda p: setattr(p.sweep, "clean", b""), "at least one known token"),
     (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 tokens do not fit"),
     (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 tokens do not fit the context of 512"),
@@ -178,7 +178,7 @@ SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "steps", 0), "steps must be 1 to 64, not 0"),
     (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
     (lambda p: setattr(p.sweep.sampling, "temperature", -0.1), "temperature must be 0 to 100, not -0.1"),
-    (lambda p: setattr(p.sweep.sampling.shaping, "min_p", 0.1), "a sweep takes seed and temperature alone"),
+    (lambda p: setattr(p.sweep.sampling.shaping, "min_p", 0.1), "a sweep takes only seed and temperature"),
     (lambda p: setattr(p.sweep, "codec", "zip"), "unknown state codec 'zip'"),
     (lambda p: setattr(p.sweep, "sampler", "sde"), "unknown sampler 'sde'; choose from stochastic, ode"),
 ]
@@ -190,7 +190,7 @@ LATER_SWEEP: list[tuple[Change, str]] = [
 ]
 STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new token"),
-    (lambda p: setattr(p.read.sample, "draft", 1), "the router's draft tokens end a step"),
+    (lambda p: setattr(p.read.sample, "draft", 1), "must end after draft tokens of the router"),
     (lambda p: p.read.reads.append(1), "a step that samples takes no reads"),
     (lambda p: setattr(p.read.sample, "remaining", 503), "503 tokens to generate do not fit the context of 512"),
     (lambda p: setattr(work_of(p), "start", 4_000_000_000), "do not fit"),
@@ -203,41 +203,41 @@ STEP: list[tuple[Change, str]] = [
     (shaped(logit_bias={256: 1.0}), "logit_bias names token 256"),
     (shaped(logit_bias={1: NAN}), "logit_bias must be -100 to 100, not nan"),
     (shaped(logit_bias=dict.fromkeys([*range(256), 300], 1.0)), "logit_bias names token 300"),
-    (shaped(prompt=11), "a prompt of 11 tokens, where 10 are known"),
+    (shaped(prompt=11), "the prompt has 11 tokens, but only 10 are known"),
     (lambda p: setattr(p.read.sample.sampling, "logprobs", 21), "logprobs must be 0 to 20, not 21"),
-    (lambda p: p.read.sample.sampling.grammar.SetInParent(), "a JSON schema has 1 to 16384 bytes"),
-    (follows(ends=[256]), "at most 64 tokens of the model end its texts"),
-    (follows(prompt=11), "a prompt of 11 tokens, where 10 are known"),
+    (lambda p: p.read.sample.sampling.grammar.SetInParent(), "a JSON schema must have 1 to 16384 bytes"),
+    (follows(ends=[256]), "ends must be at most 64 tokens of the model"),
+    (follows(prompt=11), "the prompt has 11 tokens, but only 10 are known"),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]
 SCORE: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new token"),
-    (scored(), "0 candidates; a step scores 1 to 1024"),
-    (lambda p: p.read.score.candidates.append(b"abc"), "candidates must have one length"),
-    (scored(*[b"abcde"] * (MAX_CANDIDATES + 1)), "1025 candidates; a step"),
+    (scored(), "a step can score 1 to 1024 candidates, not 0"),
+    (lambda p: p.read.score.candidates.append(b"abc"), "candidates must have the same length"),
+    (scored(*[b"abcde"] * (MAX_CANDIDATES + 1)), "a step can score 1 to 1024 candidates, not 1025"),
     (lambda p: setattr(p.read.score, "batches", MAX_CANDIDATES + 1), "1025 batches of candidates"),
-    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=2, batches=2)), "batch 2 of 2 batches"),
-    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "brings no new tokens"),
-    (lambda p: (scored(b"b")(p), setattr(p.read.score, "batches", 2)), "candidates of one token come in one batch"),
-    (scored(*[b"x" * 400] * 11), "11 candidates of 400 tokens; a hop has"),
+    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=2, batches=2)), "the step has 2 batches"),
+    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "must bring no new tokens"),
+    (lambda p: (scored(b"b")(p), setattr(p.read.score, "batches", 2)), "candidates of one token must come in one"),
+    (scored(*[b"x" * 400] * 11), "11 candidates of 400 tokens; a hop can have"),
     (scored(b"x" * 503), "of 503 tokens after 10 do not fit the context"),
     (lambda p: setattr(p.read.score, "temperature", NAN), "temperature must be 0 to 100"),
 ]
 DRAWN: list[tuple[Change, str]] = [
-    (drawn(branches=0), "0 candidates; this host writes 1 to 1024"),
-    (drawn(most=1), "3 candidates of 1 tokens; they have at least 2"),
-    (drawn(most=1366), "3 candidates of 1366 tokens; they have at least 2, and a hop has at most 4096 in all"),
-    (drawn(prompt=0), "a prompt of 0 tokens, where 10 are known"),
+    (drawn(branches=0), "candidates must be 1 to 1024 here, not 0"),
+    (drawn(most=1), "3 candidates of 1 tokens: each needs at least 2"),
+    (drawn(most=1366), "3 candidates of 1366 tokens: each needs at least 2, and a hop can have at most 4096 in all"),
+    (drawn(prompt=0), "the prompt must have 1 to 10 tokens, not 0"),
     (drawn(remaining=503), "503 tokens to generate after 10 do not fit the context of 512"),
     (drawn(batches=2), "come in one batch"),
-    (drawn(candidates=[b"abcd"] * 3, remaining=3), "candidates of shape (3, 4), where (3, 3) are due"),
+    (drawn(candidates=[b"abcd"] * 3, remaining=3), "candidates must have shape (3, 3), not (3, 4)"),
     (drawn(clean=b"", start=10), "at least one new token, or candidates of two"),
     (drawn(clean=b"", start=10, candidates=[b"a"] * 3, remaining=1), "at least one new token, or candidates of two"),
     (drawn(temperature=0.0), "a temperature above 0"),
 ]
 VERIFY: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new tokens: give one known token"),
+    (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new tokens: send at least one"),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),
@@ -258,8 +258,8 @@ CASES = [
     *(("middle", "score", *case) for case in LATER_SCORE),
     *(("middle", "chain", *case) for case in LATER_SWEEP),
     *(("middle", "ar", *case) for case in LATER_STEP),
-    ("first", "chain", lambda p: setattr(p.sweep, "estimate", b"x"), "carries no estimate"),
-    ("first", "ar", lambda p: setattr(work_of(p), "hidden", b"x"), "carries no hidden states"),
+    ("first", "chain", lambda p: setattr(p.sweep, "estimate", b"x"), "must carry no estimate"),
+    ("first", "ar", lambda p: setattr(work_of(p), "hidden", b"x"), "must carry no hidden states"),
 ]
 
 
@@ -275,7 +275,7 @@ def test_other_weights_and_other_blocks(plans: dict[str, HostPlan], kind: str) -
     plan = plans["middle"]
     other = refusal(plan, kind, lambda p: setattr(p, "digest", "abcdef" * 10))
     assert other.code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "abcdefabcdef, this host has" in other.message
+    assert "abcdefabcdef, but this host has" in other.message
     assert "(none)" in refusal(plan, kind, lambda p: p.ClearField("digest")).message
     for part in (0, 2, 99):
         field = "block" if kind == "chain" else "stage"

@@ -82,8 +82,8 @@ def config_of(a: LlamaArchitecture) -> dict[str, Any]:
     }
 
 
-their_name = TensorNames("model.layers", _TOP, TENSORS).theirs  # in a Hugging Face folder
-gguf_name = TensorNames("blk", OF_GGUF, GGUF_TENSORS).theirs
+their_name = TensorNames("model.layers", _TOP, TENSORS).stored_name  # in a Hugging Face folder
+gguf_name = TensorNames("blk", OF_GGUF, GGUF_TENSORS).stored_name
 
 
 def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture = SHAPE, **config: Any) -> Path:

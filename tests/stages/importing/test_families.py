@@ -204,12 +204,12 @@ MIXTURE |= {"moe_intermediate_size": 8}
     ("changes", "sentence"),
     [
         ({"architectures": ["FalconForCausalLM"]}, ", ".join(family.name for family in FAMILIES)),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'yarn' is not supported; there are none, 'l"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'yarn' is not supported; supported: none"),
         (
             {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
-            "rotary scaling 'longrope' is not supported; there are none, 'linear' and 'llama3'",
+            "rotary scaling 'longrope' is not supported; supported: none, 'linear' and 'llama3'",
         ),
-        ({"hidden_act": "relu"}, "'relu' is not supported; there are silu and gelu_pytorch_tanh"),
+        ({"hidden_act": "relu"}, "'relu' is not supported; supported: silu and gelu_pytorch_tanh"),
         ({"num_hidden_layers": 10**12}, "layers of a stage must be a whole number from 1 to 1024"),
         ({**MIXTURE, "num_experts": 1 << 20}, "experts: count must be a whole number from 2 to 32768, not 1048576"),
         ({**MIXTURE, "num_experts_per_tok": 9}, "experts: used must be a whole number from 1 to 8, not 9"),
@@ -226,8 +226,8 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
 @pytest.mark.parametrize(
     ("name", "is_mixture", "sentence"),
     [
-        ("falcon", False, "'falcon' is not supported; in GGUF, llama, qwen2, qwen3, phi3, olmo2, gemma2, gemma3 are"),
-        ("qwen2", True, "'qwen2' as a mixture of experts is not supported; in GGUF, qwen3moe, llama are"),
+        ("falcon", False, "'falcon' is not supported; GGUF has llama, qwen2, qwen3, phi3, olmo2, gemma2, gemma3"),
+        ("qwen2", True, "'qwen2' as a mixture of experts is not supported; GGUF has qwen3moe, llama"),
     ],
 )
 def test_a_gguf_file_of_no_known_family(name: object, is_mixture: bool, sentence: str) -> None:

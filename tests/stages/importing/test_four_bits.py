@@ -118,8 +118,8 @@ def test_bfloat16_takes_half_and_loses_almost_nothing(
     matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
     assert abs(saved - 2 * matrices) < 100
     assert 0 < error < 0.02
-    monkeypatch.setattr(packed_llama, "LARGEST_HALF", 0.0)
-    with pytest.raises(CheckpointError, match="numbers beyond 65504: import the model with --weights float32"):
+    monkeypatch.setattr(packed_llama, "MAX_HALF", 0.0)
+    with pytest.raises(CheckpointError, match="values beyond 65504: import the model with --weights float32"):
         runners(tmp_path / "bfloat16")
 
 
@@ -133,8 +133,8 @@ def test_8_bits_take_a_quarter_and_lose_almost_nothing(
     assert 0 < error < 0.01
     assert record(tmp_path / "q8")["ar"]["parameters"] == record(tmp_path / "float32")["ar"]["parameters"]
     monkeypatch.setattr(onnx, "SCALE_ERROR", 0.0)
-    onnx.fewest_rows.cache_clear()
-    with pytest.raises(CheckpointError, match="multiplies weights of 8 bits wrongly"):
+    onnx.min_rows.cache_clear()
+    with pytest.raises(CheckpointError, match="multiplies 8-bit weights wrongly"):
         runners(tmp_path / "q8")
 
 
@@ -163,16 +163,16 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
         assert out.exists() == bool(stored), "what cannot be is refused before the model is read"
         if stored:
             plans = [plan_host(out, (block,)) for block in range(2)]
-            assert [plan.near for plan in plans] == [out / "local"] * 2
+            assert [plan.draft_model for plan in plans] == [out / "local"] * 2
             assert read_manifest(out / "local").architecture.weights == stored
             first, last = (load_parts(plan).ar_drafter for plan in plans)
             assert first is None
             assert last.model is not None
     said = capsys.readouterr().err
     assert file_digest(tmp_path / "with 0" / "tokenizer.json")[:12] in said
-    choices = "copy:q8, copy:q4, none, or give a smaller MODEL of the same tokens"
-    assert f"--drafter 'copy:q9' is no drafter (did you mean copy:q8 or copy:q4?); choose from {choices}" in said
-    assert f"--drafter '' is no drafter; choose from {choices}" in said
+    choices = "copy:q8, copy:q4, none, or give a smaller MODEL with the same tokens"
+    assert f"--drafter 'copy:q9' is not a drafter (did you mean copy:q8 or copy:q4?); choose from {choices}" in said
+    assert f"--drafter '' is not a drafter; choose from {choices}" in said
     assert f"drafter {tmp_path} cannot be imported: {tmp_path} is neither a Hugging Face folder (with" in said
     assert f"drafter {odd} cannot be imported: architecture: rows of attention_out have 48 numbers" in said
     assert (said.count("this takes"), said.count(" of the drafter\n")) == (3, 3), "one sum for both"
@@ -190,7 +190,7 @@ def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
         assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--memory-mb", rooms]) == 0
         assert (out / "local").exists() == bool(kind)
         assert not kind or read_manifest(out / "local").architecture.weights == kind
-    missing = "copy:q4 does not fit the last host beside its stage: 0.0 MB are missing"
+    missing = "copy:q4 does not fit the last host next to its stage: 0.0 MB are missing"
     assert f"the last host has no drafter: {missing}\n" in capsys.readouterr().err
     command = ["import", str(source), "--blocks", "2", "--out", str(tmp_path / "asked"), "--memory-mb", rooms]
     assert main([*command, "--drafter", "copy:q4"]) == 2
@@ -238,7 +238,7 @@ def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: 
 def test_what_fewer_bits_do_not_hold_is_refused(weights: dict[str, Tensor], tmp_path: Path, kind: Weights) -> None:
     huge = {**weights, "layers.1.up.weight": weights["layers.1.up.weight"] * 1e8}
     source = write_folder(tmp_path / "huge", huge, WIDE)
-    with pytest.raises(CheckpointError, match=r"up_proj.weight holds numbers (beyond 65504|that 4 bits and scales)"):
+    with pytest.raises(CheckpointError, match=r"up_proj.weight holds values (beyond 65504|that 4 bits with scales)"):
         import_model(ImportSettings(source, tmp_path / "out", 2, weights=kind, is_untrained=True))
     assert not (tmp_path / "out").exists()
 
@@ -301,7 +301,7 @@ def test_matrices_of_more_bits_have_8(tmp_path: Path, capsys: pytest.CaptureFixt
     for stored in ("float32", "q4"):
         command = ["import", str(path), "--blocks", "2", "--out", str(tmp_path / stored), "--weights", stored]
         assert main([*command, "--drafter", "copy:q4", "--untrained"]) == 0
-        said = "mlp_out, qkv have 8 bits: the file has more than 4 of some of them\n"
+        said = "mlp_out, qkv have 8 bits: the file has more than 4 for some of them\n"
         assert (said in capsys.readouterr().err) == (stored == "q4")
         assert not read_manifest(tmp_path / stored / "local").architecture.eight_bits, "a copy is small"
         assert holds_copy(tmp_path / stored)

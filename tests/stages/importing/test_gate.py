@@ -82,7 +82,7 @@ def test_random_weights_are_refused_unless_said_to_be(imported: Any, weights: We
     torch.manual_seed(0)
     random = {name: x if x.dim() == 1 else 0.02 * torch.randn(x.shape) for name, x in weights.items()}
     folder = write_folder(tmp_path / "model", random)
-    with pytest.raises(CheckpointError, match=r"no single change .* mends it; random weights are imported with"):
+    with pytest.raises(CheckpointError, match=r"no single change .* fixes it; to import random weights, give"):
         imported(folder)
     assert imported(folder, is_untrained=True).metrics["probe"]["next_token_nats"] == pytest.approx(
         math.log(300), abs=0.2

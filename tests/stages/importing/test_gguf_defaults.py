@@ -131,7 +131,7 @@ def test_a_factor_alone_is_linear_scaling(source: Callable[..., Source], said: d
 def test_what_an_architecture_leaves_unsaid(architecture: str, name: str, value: object) -> None:
     silent = GgufSource.__new__(GgufSource)
     silent._name, silent._fields = architecture, {}
-    assert silent._says(name, None) == value
+    assert silent._metadata_value(name, None) == value
 
 
 def test_templates_have_names(source: Callable[..., Source]) -> None:
@@ -140,7 +140,7 @@ def test_templates_have_names(source: Callable[..., Source]) -> None:
     assert (speech.chat_template, speech.tool_template) == ("default", "tool_use")
     with pytest.raises(CheckpointError, match="are called rag, tool_use, and none is called default"):
         source(chat_template=(named[1:],))
-    with pytest.raises(CheckpointError, match=r"writes <\|im_start\|>, which is no token of the vocabulary"):
+    with pytest.raises(CheckpointError, match=r"writes <\|im_start\|>, which is not in the vocabulary"):
         source(names=TURN, kinds=PLAIN, chat_template="<|im_start|>{{ messages }}<|im_end|>")
 
 
@@ -164,7 +164,7 @@ def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) ->
     assert _key(parts[0], 2, None, None, []) != key, "its second part is another's"
     with pytest.raises(CheckpointError, match=r"missing 1 of 2 parts: model-00002-of-00002.gguf"):
         open_source(parts[0])
-    with pytest.raises(CheckpointError, match="is one of 2 files of a model: give all of them the names"):
+    with pytest.raises(CheckpointError, match="is one of 2 files of a model: keep the names"):
         open_source(tmp_path / "other")
 
 

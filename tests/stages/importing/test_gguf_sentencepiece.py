@@ -168,21 +168,21 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"scores": None}, "rebuilt from tokenizer.ggml.tokens and scores, and one of them is not in this file: put"),
-        ({"scores": [0.0] * 7}, "tokenizer.ggml.scores is of 7 tokens, the file has 420"),
-        ({"scores": [float("nan")] * 420}, "tokenizer.ggml.scores holds what is no number"),
+        ({"scores": None}, "rebuilt from tokenizer.ggml.tokens and scores, but one of them is not in this file: put"),
+        ({"scores": [0.0] * 7}, "tokenizer.ggml.scores has 7 tokens, not 420"),
+        ({"scores": [float("nan")] * 420}, "tokenizer.ggml.scores holds NaN"),
         ({"scores": [-3.5] * 420}, "are those of a unigram model"),
         ({"token_type": ["1"] * 420}, "tokenizer.ggml.token_type must hold whole numbers"),
         ({"token_type": 1}, "tokenizer.ggml.token_type must hold whole numbers"),
         ({"tokens": [1, 2, 3]}, "tokenizer.ggml.tokens must hold texts"),
         ({"tokens": ["a"] * 420}, "tokens 0 and 1 are both spelled 'a'"),
-        ({"tokens": [*map(str, range(419)), "a" * 513]}, "token 419 has 513 letters, over 512"),
+        ({"tokens": [*map(str, range(419)), "a" * 513]}, "token 419 has 513 characters, over 512"),
         ({"merges": [1]}, "tokenizer.ggml.merges must hold texts"),
         ({"model": 7}, "tokenizer.ggml.model is 7"),
         ({"model": "t5"}, r"the tokenizer in this file \('t5'\) cannot be rebuilt from it; those of gpt2, llama can"),
         ({"add_bos_token": "yes"}, "tokenizer.ggml.add_bos_token is 'yes'"),
-        ({"precompiled_charsmap": [1]}, "changes text before it cuts it"),
-        ({"remove_extra_whitespaces": True}, "changes text before it cuts it"),
+        ({"precompiled_charsmap": [1]}, "changes text before it splits it"),
+        ({"remove_extra_whitespaces": True}, "changes text before it splits it"),
     ],
 )
 def test_what_cannot_be_rebuilt(said: dict[str, Any], sentence: str) -> None:

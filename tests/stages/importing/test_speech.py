@@ -145,7 +145,7 @@ def test_an_import_says_where_texts_end(tmp_path: Path) -> None:
     assert speech(write(tmp_path / "some", said)).describe_ends() == (
         "texts end at <extra_257> (257: config.json, eos_token); <|im_end|> (290: the vocabulary)"
     )
-    assert "texts run to the length" in speech(write(tmp_path / "none", {"config.json": {}})).describe_ends()
+    assert "texts run to the requested length" in speech(write(tmp_path / "none", {"config.json": {}})).describe_ends()
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_an_import_says_where_texts_end(tmp_path: Path) -> None:
     [
         (
             {"chat_template.jinja": "<|im_start|>{{ messages }}"},
-            "writes <|im_start|>, which is no token of the vocabul",
+            "writes <|im_start|>, which is not in the vocabul",
         ),
-        ({"chat_template.jinja": "{{ messages }}<|eot_id|>"}, "writes <|eot_id|>, which is no token of the"),
+        ({"chat_template.jinja": "{{ messages }}<|eot_id|>"}, "writes <|eot_id|>, which is not in the"),
         (
             {"added_tokens.json": {"<|x|>": 295}},
-            "token '<|x|>' should have number 295, and after tokenizer.json it gets",
+            "token '<|x|>' should have number 295, but after tokenizer.json it gets",
         ),
         (
             {"tokenizer_config.json": {"added_tokens_decoder": {"x": {}}}},
@@ -187,7 +187,7 @@ def test_what_the_model_has_no_row_for_stays_text(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "is a pointer of Git LFS, not the file"),
-        ("\n<!DOCTYPE html>\n<html>", "is a web page that was saved in place of the file"),
+        ("\n<!DOCTYPE html>\n<html>", "is a web page that was saved instead of the file"),
     ],
 )
 def test_what_a_download_left_in_place_of_a_file(tmp_path: Path, name: str, content: str, sentence: str) -> None:

@@ -100,7 +100,7 @@ def test_the_likeliest_guesses_are_a_tree_in_order(nodes: list[tuple[int, float]
         before = growth.chances[growth.above[at]] if growth.above[at] >= 0 else 1.0
         growth.tokens.append(at)
         growth.chances.append(before * probs)
-    sent = growth.likeliest(count)
+    sent = growth.most_likely(count)
     assert len(set(sent)) == len(sent) == min(count, len(nodes))
     assert are_depths([growth.depth(at) for at in sent])
     assert sum(growth.chances[at] for at in sent) == pytest.approx(sum(sorted(growth.chances, reverse=True)[:count]))

@@ -74,11 +74,11 @@ def test_options_that_are_not_used_are_not_written(directory: Path) -> None:
         ({"logit_softcap": 0}, "logit_softcap must be a number from 0.001 to 1e.06, not 0"),
         ({"rotary_dim": 7}, r"rotary_dim 7 must be even"),
         ({"rotary_dim": 14}, r"rotary_dim must be a whole number from 2 to 12, not 14"),
-        ({"window": {"size": 5, "layers": [4]}}, "layer 4 slides; there are 4"),
-        ({"window": {"size": 5, "layers": [1, 0]}}, "must name each layer that slides once, in order"),
+        ({"window": {"size": 5, "layers": [4]}}, "window lists layer 4 of 4"),
+        ({"window": {"size": 5, "layers": [1, 0]}}, "must list each sliding layer once, in order"),
         ({"window": {"size": 1 << 40, "layers": [1]}}, "window: size must be a whole number from 1 to 4194304"),
         ({"experts": {"count": 4, "used": 5, "normalised": True}}, "experts: used must be a whole number from 1 to 4"),
-        ({"experts": {"count": 9000, "used": 5, "normalised": True}}, "36000 experts in all layers; at most 32768"),
+        ({"experts": {"count": 9000, "used": 5, "normalised": True}}, "36000 experts in all layers; the limit is 32"),
         ({"rope_scaling": {"factor": 0}}, "rope_scaling: factor must be a number from 0.01 to 10000, not 0"),
     ],
 )
@@ -98,10 +98,10 @@ def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tokenizer": "bytes"}, "tokenizer 'bytes' has 256 tokens, its architecture 300"),
-        ({"probe_tokens": [1]}, "needs from 2 to"),
+        ({"tokenizer": "bytes"}, "tokenizer 'bytes' has 256 tokens, the architecture 300"),
+        ({"probe_tokens": [1]}, "must have 2 to"),
         ({"probe_tokens": [1, 300]}, "whole numbers from 0 to 299"),
-        ({"files": {}}, "has tokenizer.json"),
+        ({"files": {}}, "list tokenizer.json"),
         ({"files": {"tokenizer.json": "0" * 64, "../x": "0" * 64}}, "must be a plain name"),
         ({"files": {"tokenizer.json": "no"}}, "needs its SHA-256"),
         ({"kind": "chain"}, "not a chain of blocks"),

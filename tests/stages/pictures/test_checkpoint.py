@@ -86,18 +86,18 @@ def test_a_bundle_of_pictures_is_inspected_and_released_like_one_of_text(drawing
 def test_pictures_beside_text_are_refused(drawing: Path, bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "chain").symlink_to(bundles / "own" / "chain")
     (tmp_path / "steps").symlink_to(drawing / "steps")
-    with pytest.raises(CheckpointError, match="side by side"):
+    with pytest.raises(CheckpointError, match="share a directory"):
         plan_host(tmp_path, (0,))
 
 
 BAD: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda m: m.update(kind="ar"), "kind 'ar' is for models of text"),
+    (lambda m: m.update(kind="ar"), "kind 'ar' is for text models"),
     (lambda m: m["architecture"].update(family="film"), "damaged"),
-    (lambda m: m["architecture"].update(patch=3), "not whole patches of 3"),
+    (lambda m: m["architecture"].update(patch=3), "do not fill patches of 3"),
     (lambda m: m["architecture"].update(height=1 << 20), "height"),
     (lambda m: m["architecture"].update(heads=5), "must be a multiple of heads 5"),
     (lambda m: m["architecture"].update(classes=[]), "needs 1 to 10000 classes"),
-    (lambda m: m["architecture"].update(classes=["a", "a"]), "of different names"),
+    (lambda m: m["architecture"].update(classes=["a", "a"]), "with different names"),
     (lambda m: m["architecture"].update(classes=["a\n"]), "printable name"),
     (lambda m: m["architecture"].update(mean=2.0), "mean must be a number from 0 to 1"),
     (lambda m: m["architecture"].update(deviation=0.0), "deviation must be a number from 0.001 to 1"),
@@ -107,14 +107,14 @@ BAD: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda m: m["partition"].update(boundaries=[80.0, 0.1, 0.5, 0.002]), "damaged"),
     (lambda m: m["partition"]["prior"].update(mean=10**400), "damaged"),
     (lambda m: m.update(probe_tolerance=0), "probe tolerance"),
-    (lambda m: m["parts"].pop(), "2 parts listed, the architecture has 3"),
+    (lambda m: m["parts"].pop(), "2 parts listed, but the architecture has 3"),
     (lambda m: m["parts"][0].update(file="../x.safetensors"), "plain .safetensors name"),
     (lambda m: m["parts"][0]["probe"].update(picture_relative_error=math.inf), "damaged"),
 ]
 
 
 BAD_STEPS = [
-    (lambda m: m["parts"].pop(), "2 parts listed, the architecture has 3"),
+    (lambda m: m["parts"].pop(), "2 parts listed, but the architecture has 3"),
     (lambda m: m["partition"].update(boundaries=[80.0, 1.0, 0.002]), "3 boundaries for 1 noise ranges"),
     (lambda m: m["partition"].update(boundaries=[80.0]), "boundaries must be finite"),
 ]

@@ -142,29 +142,29 @@ def fields(**values: Any) -> Callable[[Any], object]:
 
 
 DRAWINGS: list[tuple[Callable[[Any], object], str]] = [
-    (lambda work: work.ClearField("drawing"), "0 pictures in a hop; of this model there can be 1 to 1024"),
-    (setting(classes=[0] * 1025), "1025 pictures in a hop; of this model there can be 1 to 1024 with guidance"),
-    (setting(classes=[0] * 1025, guidance=1), "of this model there can be 1 to 1024$"),
-    (setting(classes=[0, 4]), "class 4; this model has classes 0 to 2, and 3 is none"),
-    (setting(levels=0), "0 noise levels; this model takes"),
+    (lambda work: work.ClearField("drawing"), "a hop of this model can have 1 to 1024 pictures with guidance, not 0"),
+    (setting(classes=[0] * 1025), "a hop of this model can have 1 to 1024 pictures with guidance, not 1025"),
+    (setting(classes=[0] * 1025, guidance=1), "of this model can have 1 to 1024 pictures, not"),
+    (setting(classes=[0, 4]), "unknown class 4; this model has classes 0 to 2, and 3 for none"),
+    (setting(levels=0), "noise levels, not 0"),
     (setting(solver="heun"), "unknown solver 'heun'; choose from euler, 2m"),
     (setting(guidance=float("nan")), "guidance must be 0 to 20, not nan"),
     (setting(guidance=MAX_GUIDANCE + 0.1), "guidance must be 0 to 20, not 20.1"),
     (fields(codec="jpeg"), "unknown"),
-    (fields(number=(1 << 62) + 1), "the largest number is"),
+    (fields(number=(1 << 62) + 1), "the limit is"),
 ]
 DRAWS = [
-    (0, fields(estimate=E_INT8), "block 0 starts from noise: its message carries no estimate"),
-    (0, setting(levels=2), "2 noise levels; this model takes 3 to 256"),
+    (0, fields(estimate=E_INT8), "block 0 starts from noise: its message must carry no estimate"),
+    (0, setting(levels=2), "this model takes 3 to 256 noise levels, not 2"),
     (1, fields(estimate=b""), "int8 payload has 0 bytes; 80 x 4 numbers take 640"),
     (1, fields(estimate=NAN + E_INT8[4:]), "scales that are not finite, negative or beyond"),
     (1, fields(codec="fp32", estimate=FAR + bytes(16 * ROWS - 4)), "numbers that are not finite or beyond 1"),
 ]
 DENOISES = [
     (0, fields(codec="int4"), "unknown codec of hidden states 'int4'"),
-    (0, fields(level=8), "level 8 of pictures that are done after level 7"),
+    (0, fields(level=8), "level 8 does not exist: these pictures are done after level 7"),
     (0, fields(estimate=STATE), "level 0 starts from noise"),
-    (0, fields(before=STATE), "needs the pictures denoised before: send none"),
+    (0, fields(before=STATE), "uses the previously denoised pictures: send none"),
     (0, fields(hidden=HIDDEN), "stage 0 reads patches"),
     (0, fields(level=1, before=STATE), "fp32 payload has 0 bytes; 80 x 4 numbers take 1280"),
     (0, fields(level=1, estimate=STATE, before=FAR + STATE[4:]), "numbers that are not finite or beyond 1"),
@@ -203,7 +203,7 @@ def test_a_bad_hop_is_refused_and_leaves_nothing(
 def test_a_hop_for_other_weights_or_another_part_is_refused(three: Line, name: str, kind: Any) -> None:
     host, hop = three.peers[0], three.hop(kind, name)
     hop.digest = "f" * 64
-    assert "is for the checkpoint ffffffffffff, this host has" in host.refusal(hop).details()
+    assert "is for the checkpoint ffffffffffff, but this host has" in host.refusal(hop).details()
     hop = three.hop(kind, name, **({"block": 1} if kind == "chain" else {"stage": 1}))
     error = host.refusal(hop)
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -118,7 +118,7 @@ async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
     ("address", "insecure", "sentence"),
     [
         ("127.0.0.1:70000", False, "--metrics '127.0.0.1:70000' must be HOST:PORT"),
-        ("0.0.0.0:9101", False, "--metrics 0.0.0.0:9101 could be read from other machines"),
+        ("0.0.0.0:9101", False, "--metrics 0.0.0.0:9101 could be read by anyone from other machines"),
     ],
 )
 def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str) -> None:
@@ -153,7 +153,7 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1, ("NOT_FOUND",): 2}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING", "INFO", "WARNING"]
-    assert "request cafe0123 ends here" in caplog.text
+    assert "request cafe0123 failed" in caplog.text
     assert "secret" not in caplog.text
 
 

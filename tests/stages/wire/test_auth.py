@@ -14,7 +14,7 @@ def test_a_client_is_no_host(new_pki: NewPki) -> None:
     pki = new_pki("a")
     refused = with_relay(pki.issue(HOST, "paris"), pki.issue(CLIENT, "alice"), refusal)
     assert refused.code is grpc.StatusCode.PERMISSION_DENIED
-    assert "your certificate is onesweep://client/alice: a stage server takes hosts and routers only" in refused.message
+    assert "onesweep://client/alice: a stage server accepts only hosts and routers" in refused.message
 
 
 def test_a_host_may_not_do_what_routers_do(new_pki: NewPki) -> None:
@@ -27,7 +27,7 @@ def test_a_host_may_not_do_what_routers_do(new_pki: NewPki) -> None:
 
     error = with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), release)
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert error.details().endswith("Release is for routers only")
+    assert error.details().endswith("Release is only for routers")
 
 
 def may(peer: Identity | None, method: str) -> bool:

@@ -67,7 +67,7 @@ async def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog:
     assert bind(server, address, Security(insecure=True)) > 0
     await server.stop(0)
     said = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
-    due = f"{address} can be reached from other machines, and what passes there is not encrypted"
+    due = f"{address} can be reached from other machines, and its traffic is not encrypted"
     assert said == ([] if is_loopback(address) else [due])
 
 

@@ -27,7 +27,7 @@ from tests.stages.scripted_server import (
     take,
 )
 
-FULL = exhausted("tokyo has 64 hops under way", retry_after_ms=700)
+FULL = exhausted("tokyo has 64 hops in flight", retry_after_ms=700)
 LOADING = StatusError(grpc.StatusCode.UNAVAILABLE, "tokyo is still loading its weights")
 
 
@@ -36,7 +36,7 @@ def test_a_host_that_hangs_is_named_with_the_time_waited() -> None:
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
     assert refusal.message.startswith("the host at 127.0.0.1:")
     assert "did not answer within 0." in refusal.message
-    assert "s; see that it runs" in refusal.message
+    assert "s; check that it runs" in refusal.message
     assert push_to(hang, describe=True).message.startswith("host tokyo at 127.0.0.1:")
 
 
@@ -45,7 +45,7 @@ def test_a_refusal_is_handed_on(refusing: Any) -> None:
     refusal = push_to(refusing(FULL), describe=True)
     assert (refusal.code, refusal.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 700)
     assert refusal.message.startswith("host tokyo at 127.0.0.1:")
-    assert refusal.message.endswith("refused: tokyo has 64 hops under way")
+    assert refusal.message.endswith("refused: tokyo has 64 hops in flight")
     loading = push_to(refusing(LOADING))
     assert (loading.code, loading.retry_after_ms) == (grpc.StatusCode.UNAVAILABLE, None)
     assert "did not answer" not in loading.message

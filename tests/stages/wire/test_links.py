@@ -99,10 +99,10 @@ async def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_t
         assert budget.held[pair] == PIPE_BYTES
         assert MIN_HELD < budget.carried[pair] <= flood.sent_bytes
         monkeypatch.setattr("stages.wire.pipes.PAIR_BYTES", PIPE_BYTES)
-        with pytest.raises(StatusError, match="may hold no more than 2 MB for b and a"):
+        with pytest.raises(StatusError, match="can hold at most 2 MB for b and a"):
             await run.machines["b"].dial("a", Flood())
         monkeypatch.setattr("stages.wire.pipes.RELAY_BYTES", PIPE_BYTES)
-        with pytest.raises(StatusError, match="may hold no more than 2 MB for router and a"):
+        with pytest.raises(StatusError, match="can hold at most 2 MB for router and a"):
             await run.rendezvous.dial("a", Flood())
         flow.cancel()
         await asyncio.gather(flow, return_exceptions=True)
@@ -116,7 +116,7 @@ async def test_nobody_opens_a_pipe_that_is_not_awaited(tmp_path: Path) -> None:
         channel, stub = run.stub(links._secret)
         async with channel:
             for pipe in ("", "0" * 32):
-                with pytest.raises(grpc.aio.AioRpcError, match="nobody waits for this pipe"):
+                with pytest.raises(grpc.aio.AioRpcError, match="no one is waiting for this pipe"):
                     await stub.Carry(metadata=((PIPE_KEY, pipe), *token_metadata(links._secret))).read()
 
 
@@ -152,8 +152,8 @@ async def test_a_relayed_connection_changes_over_to_a_better_way(
                 await eventually(lambda pair=(here, there): run.rendezvous.kinds.get(pair) == "relayed")
                 # the one can be dialled from now on, the other can dial
                 opened = run.machines["b" if here == "a" else "c"]
-                opened.told = (f"127.0.0.1:{opened.own[1]}",)
-                run.rendezvous.machines["b"].addresses = opened.told if here == "a" else ()
+                opened.announced = (f"127.0.0.1:{opened.own[1]}",)
+                run.rendezvous.machines["b"].addresses = opened.announced if here == "a" else ()
                 due = "direct" if here == "a" else "reversed"
                 await eventually(lambda links=links, there=there: there not in links._ways)
                 while run.rendezvous.kinds[here, there] != due:
@@ -172,8 +172,8 @@ def test_a_relayed_link_has_a_line_of_advice() -> None:
     lines = record.advice_on([*kinds][:3], {"oslo": 61.4, "lyon": 70.0, "rome": 20.0})
     assert lines == [
         "invite somebody",
-        "lyon and oslo relay over the router: open TCP 7701 on lyon or TCP 40001 on oslo, about 61 ms less a trip",
-        "oslo and rome relay over the router: open TCP 40001 on oslo, about 20 ms less a trip",
+        "lyon and oslo relay through the router: open TCP 7701 on lyon or TCP 40001 on oslo to save about 61 ms a trip",
+        "oslo and rome relay through the router: open TCP 40001 on oslo to save about 20 ms a trip",
     ]
 
 

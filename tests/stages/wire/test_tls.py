@@ -48,12 +48,12 @@ def ca(pki: Any, leaf: Tls | None = None) -> Tls:
     [
         (
             lambda a, _: (paris(a), Tls(a.authority.directory / "ca.pem")),
-            "in the handshake: it wants a certificate, as hosts do",
+            "in the handshake: it needs a certificate, like hosts",
         ),
-        (lambda a, b: (paris(b), tokyo(a)), "of another authority than --tls-ca: give both sides the same"),
-        (lambda a, _: (a.expire(paris(a)), tokyo(a)), "showed a certificate that has expired: renew it there"),
-        (lambda a, _: (paris(a, "10.8.0.1"), tokyo(a)), "for another address: make it anew with --address"),
-        (lambda a, _: (a.issue(CLIENT, "paris"), tokyo(a)), "showed a certificate that is not for servers"),
+        (lambda a, b: (paris(b), tokyo(a)), "from another authority than --tls-ca: give both sides the same"),
+        (lambda a, _: (a.expire(paris(a)), tokyo(a)), "presented a certificate that has expired: renew it there"),
+        (lambda a, _: (paris(a, "10.8.0.1"), tokyo(a)), "for another address: make it again with --address"),
+        (lambda a, _: (a.issue(CLIENT, "paris"), tokyo(a)), "presented a certificate not meant for servers"),
         (lambda a, _: (None, tokyo(a)), "does not speak TLS"),
         (lambda a, _: (paris(a), None), "closed the connection: if it speaks TLS, give --tls-ca"),
     ],
@@ -72,7 +72,7 @@ def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Si
     ("sides", "says"),
     [
         (lambda a, _: (paris(a), a.expire(tokyo(a))), "tokyo.pem is refused: it has expired"),
-        (lambda a, b: (paris(a), ca(a, tokyo(b))), "it is not of the authority in"),
+        (lambda a, b: (paris(a), ca(a, tokyo(b))), "it was not issued by the authority in"),
     ],
     ids=["expired", "other authority"],
 )
@@ -104,8 +104,8 @@ def broken(tls: Tls, how: str) -> Tls:
     ("how", "says"),
     [
         ("missing", r"cannot read .*paris\.key: No such file"),
-        ("readable", r"paris\.key is a secret, and others can read or change it: chmod 600 "),
-        ("garbage", r"ca\.pem is no authority's certificate \(PEM\)"),
+        ("readable", r"paris\.key is a secret, but others can read or change it: chmod 600 "),
+        ("garbage", r"ca\.pem is not a CA certificate \(PEM\)"),
         ("damaged", r"paris\.pem and .*paris\.key cannot be used"),
     ],
 )
@@ -214,4 +214,4 @@ def test_a_new_authority_ends_the_old_certificates(new_pki: NewPki) -> None:
             await again.close()
 
     shutil.copy(thief.authority, thief.authority.with_name("old.pem"))
-    assert "of another authority" in with_relay(paris, thief, story)
+    assert "from another authority" in with_relay(paris, thief, story)

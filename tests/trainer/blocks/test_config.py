@@ -22,7 +22,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("speed = 3", "unknown setting 'speed' (did you mean seed?); there are"),
+        ("speed = 3", "unknown setting 'speed' (did you mean seed?); available:"),
         ("[architecture]\ndepth = 3", "[architecture]: unknown setting 'depth'"),
         ("architecture = 3", "must be a section"),
         ("learning_rate = nan", "learning_rate must be a finite number"),
@@ -33,7 +33,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("steps = 2.5", "steps must be a whole number"),
         ("seed = 99999999999999999", "seed must be a whole number"),
         ("sequences = 0", "sequences must be"),
-        ("chunks = []", "chunks must have an entry or more, not []"),
+        ("chunks = []", "chunks must have at least one entry, not []"),
         ("chunks = [-1]", "chunks must each be a whole"),
         ("bfloat16 = 1", "bfloat16 must be true or false"),
         ("[noise]\nsigma_min = nan", "sigma_min must be a finite number"),

@@ -77,7 +77,7 @@ def test_no_tokenizer(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(DataError, match=r"cannot read|is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"cannot read|is not a tokenizer\.json"):
         TextTokenizer.read(path)
 
 
@@ -97,7 +97,7 @@ def test_another_tokenizer_is_refused(bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "ar"
     halve(bundle / "ar", copy)
     (copy / TOKENIZER_NAME).write_text("{}")
-    with pytest.raises(CheckpointError, match="does not have its manifest's SHA-256"):
+    with pytest.raises(CheckpointError, match="does not match its manifest's SHA-256"):
         Scorer(corpus, windows=2, min_context=8).score(copy)
 
 

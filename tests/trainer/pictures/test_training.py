@@ -127,7 +127,7 @@ def test_the_command_trains_and_refuses_in_sentences(
         (["chain", *there], "has a checkpoint of other settings or data"),
         (["chain", *new, "--block", "2"], "there is no block 2"),
         (["steps", *new, "--block", "0"], "--block and --start apply only to a chain"),
-        (["steps", *new, "--config", str(uneven)], "not whole patches of 3"),
+        (["steps", *new, "--config", str(uneven)], "do not fill patches of 3"),
         (["steps", *new, "--steps", "-1"], "steps must be"),
         (["chain", *new, "--start", str(tmp_path)], "no checkpoint in"),
         (["steps", *new, "--device", "tpu"], "--device must be cpu, cuda or cuda:N, not 'tpu'"),

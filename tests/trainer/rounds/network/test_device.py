@@ -27,7 +27,7 @@ def test_a_device_has_one_of_three_names(name: str) -> None:
         check_device(name)
 
 
-@pytest.mark.parametrize(("count", "there"), [(0, "no GPU that it can use"), (1, "one GPU, 0"), (2, "GPUs 0 to 1")])
+@pytest.mark.parametrize(("count", "there"), [(0, "no usable GPU"), (1, "one GPU, 0"), (2, "GPUs 0 to 1")])
 def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count: int, there: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

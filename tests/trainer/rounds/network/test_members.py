@@ -165,8 +165,8 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
             link.join(request)
         return str(caught.value)
 
-    assert "a token is wanted here" in code_of("ann", "")
-    assert "key bob may status only, not work" in code_of("bob", other)
+    assert "a token is required" in code_of("ann", "")
+    assert "key bob lacks scope work: it has only status" in code_of("bob", other)
     assert "you are ann: you may work only as ann or ann.SUFFIX, not as 'eve'" in code_of("eve", token)
     assert "protocol 1 of rounds" in code_of("ann.2", token), "who may work hears of the next problem"
     fits = {"version": version("onesweep"), "data": net.corpus.digest(), "protocol": PROTOCOL}

@@ -67,7 +67,7 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
         real(*args)
 
     monkeypatch.setattr(state, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device; what was saved before is untouched"):
+    with pytest.raises(CheckpointError, match=r"No space left on device; the previous file is untouched"):
         net.work("w0")
     _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
     assert standing.finished == 0
