@@ -186,7 +186,7 @@ def answer(client: Client, call: dict[str, Any]) -> Answer:
                 account = item.as_json()
         end_s = time.monotonic()
         if not account or not arrivals_s:
-            raise ServiceError("the router ended the answer without an account")
+            raise ServiceError("the router closed the stream without a summary")
     except OnesweepError as error:
         return {
             "error": str(error),

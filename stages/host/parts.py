@@ -13,7 +13,7 @@ from stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from stages.backends.runner_checks import OneAtATime, load_runner
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part
-from stages.checkpoint.manifest import Manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import InputError
 from stages.host.drafter import Drafter
 from stages.host.plan import HostPlan, ModelSource
@@ -81,10 +81,14 @@ def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> Blo
 
 
 def _drafter(plan: HostPlan, source: ModelSource, threads: int) -> Drafter:
-    if plan.draft_model is None:
+    directory = plan.draft_model
+    if directory is None:
         return Drafter(source.vocabulary)
-    log.info("reading the draft model: %s", plan.draft_model)
-    model = WholeModel(plan.draft_model, threads)
+    if not all(part is not None and (directory / part.file).is_file() for part in read_manifest(directory).parts):
+        log.warning("the draft model %s has no weights: drafting without it; fetch it again", directory)
+        return Drafter(source.vocabulary)
+    log.info("reading the draft model: %s", directory)
+    model = WholeModel(directory, threads)
     assert model.stages, "read before the host is ready, not by its first draft"
     return Drafter(source.vocabulary, model)
 

@@ -131,14 +131,9 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
         raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: give a host neighbours, in order")
-    draft_model = None
-    if bundle.local is not None and "ar" in models:
-        manifest = read_manifest(bundle.local)
-        # an older release store has only its manifest
-        is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
-        if is_here and manifest.tokens == models["ar"].manifest.tokens:
-            draft_model = bundle.local
-    plan = HostPlan(blocks, parts, models, draft_model)
+    near, ar = bundle.local, models.get("ar")
+    drafts = near is not None and ar is not None and read_manifest(near).tokens == ar.manifest.tokens
+    plan = HostPlan(blocks, parts, models, near if drafts else None)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop may take {plan.message_bytes()} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return plan

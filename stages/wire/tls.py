@@ -148,7 +148,7 @@ class ServerCertificate:
             material = self.tls.read()
         except InputError as error:  # perhaps only one of the files is replaced so far
             if str(error) != self._logged:
-                log.warning("new certificate not taken: %s", error)
+                log.warning("new certificate rejected: %s", error)
             self._logged = str(error)
             return None
         self._stamp, self._logged = stamp, ""

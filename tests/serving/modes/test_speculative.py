@@ -61,9 +61,10 @@ def test_a_drafter_that_knows_and_one_that_is_against_us(
         assert result.drafted == 32 * 7 + sum(range(7)), "never more than is left"
 
 
-def test_without_a_near_model_the_text_is_looked_up(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
+def test_without_a_draft_model_hosts_look_back(bundles: Path, tmp_path: Path, local_ring: Any, caplog: Any) -> None:
     bare = Path(shutil.copytree(bundles / "own", tmp_path / "bare"))
-    shutil.rmtree(bare / "local")
+    next((bare / "local").glob("*.safetensors")).unlink()
     with local_ring(bare, 2) as client:
+        assert "has no weights: drafting without it" in caplog.text
         assert "ar-speculative" in client.status().modes
         assert compare(client, b"The sea was calm. The sea was ", temperature=0.0).drafted > 0
