@@ -141,7 +141,7 @@ class Deployment:
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
         for name, words in self.ended().items():
-            raise ServiceError(f"{name} ended: {words}")
+            raise ServiceError(f"{name} exited: {words}")
 
     def ended(self) -> dict[str, str]:
         """The last log lines of each process that ended, by its name."""

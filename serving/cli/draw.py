@@ -100,5 +100,5 @@ def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
         try:
             path.open("xb").close()  # take the name first: a rename would replace a file that came while we drew
         except FileExistsError:
-            raise InputError(f"{path} appeared while drawing and is left as it is: draw to another file") from None
+            raise InputError(f"{path} appeared while drawing and is not replaced: draw to another file") from None
         staged.replace(path)

@@ -40,7 +40,7 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    what = "for a router that is not up yet, or is still loading weights (120 for the latter)"
+    what = "for a router that is not up yet, or whose hosts load weights (120 for the latter)"
     parser.add_argument("--wait", type=float, metavar="S", help=what)
 
 

@@ -306,8 +306,7 @@ async def _room(link: HostLink) -> StageHost:
     """Speed and memory of a machine, whose server may be restarting. Raises StatusError."""
     info = await _waited(link, ANSWER_S, lambda info: True)
     if not info.HasField("room") or not 0 < info.room.speed < math.inf:
-        message = f"machine {link.entry.name} was started with its own checkpoint, or reports an impossible speed"
-        raise failed_precondition(message)
+        raise failed_precondition(f"machine {link.entry.name} has its own checkpoint, or reports an impossible speed")
     return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
 
 

@@ -153,7 +153,8 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             raise ServiceError("the router no longer admits this machine: give a new ticket, from `onesweep invite`")
         if place := enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
-    raise InputError(f"this computer has joined no run as {own!r}: give the ticket that `onesweep serve` printed")
+    unknown = f"this machine has joined no run as {own!r}: give the ticket that `onesweep serve` printed"
+    raise InputError("`onesweep join` already runs here: stop it, or give a ticket and --name" if names else unknown)
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:

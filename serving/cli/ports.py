@@ -56,6 +56,6 @@ def check_free(listeners: Mapping[str, str]) -> None:
             )
         if not port_free(*parse_address(address)):
             raise ServiceError(
-                f"{address}, where {name} should listen, is in use: stop the deployment there with "
-                "`onesweep down`, or give another topology, --port or --http"
+                f"{address}, where {name} should listen, is in use: stop what listens there (a deployment "
+                "with `onesweep down`), or give another topology, --port or --http"
             )

@@ -191,7 +191,7 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
             before, changed_at = (known, present), monotonic()
         names = f" ({', '.join(present)})" if present else ""
         remedies = [f"`onesweep invite --revoke {absent[0]}` removes it"] if absent else []
-        remedies += [f"--wait {len(present)} starts without more"] if present and (absent or not options.wait) else []
+        remedies += [f"--wait {len(present)} starts with these"] if present and (absent or not options.wait) else []
         away = f"; missing: {', '.join(absent)}" if absent else ""
         how = f" ({', '.join(remedies)})" if remedies and monotonic() - changed_at > ADVISE_AFTER_S else ""
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how}")

@@ -212,7 +212,7 @@ def run_deploy(options: argparse.Namespace) -> int:
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give either a checkpoint directory, to deploy it, or --rollback")
     if options.rollback and options.without:
-        raise InputError("--without is for a deployment: a rollback leaves out hosts that are down by itself")
+        raise InputError("--without is for a deployment: a rollback itself leaves out hosts that are down")
     check_positive(options, "timeout_s")
     show = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     client, without = partial(async_client_of, options), [name for name in options.without.split(",") if name]

@@ -223,7 +223,7 @@ def open_socket(listen: str) -> socket.socket:
         return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except OSError as error:
         raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or not an address of this machine"
+            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
         ) from None
 
 

@@ -124,7 +124,7 @@ class TextRequest(SampledRequest):
     """The common fields of completions and chats."""
 
     max_tokens: Count | None = Field(
-        default=None, description=f"to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
+        default=None, description=f"maximum to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
     )
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
         default=None, description="choices; choice i is what seed + i gives by itself"
@@ -153,7 +153,7 @@ class CompletionRequest(TextRequest):
         AfterValidator(_as_prompts),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = Field(
-        default=None, description=f"to generate; 0: none, with echo ({DEFAULT_MAX_TOKENS})"
+        default=None, description=f"maximum to generate; 0: none, with echo ({DEFAULT_MAX_TOKENS})"
     )
     echo: bool | None = Field(
         default=None, description="the prompt before the text; with logprobs those of its tokens, too: ar"
@@ -260,7 +260,7 @@ class ChatRequest(TextRequest):
         if not self.continues:
             return self
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message needs add_generation_prompt: false, or leave that out")
+            raise ValueError("continue_final_message excludes add_generation_prompt: true: leave out one of them")
         if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls or self.must_call:
             raise ValueError(
                 "continue_final_message, or add_generation_prompt: false, is for a last message of role assistant that "
@@ -293,7 +293,7 @@ class ImageExtension(Fields):
     levels: Count | None = Field(default=None, description="steps from noise to picture")
     solver: str | None = Field(default=None, description="euler, 2m")
     guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
-    codec: str | None = Field(default=None, description="of what travels between hosts: fp32, int8, int4")
+    codec: str | None = Field(default=None, description="encoding on the wire: fp32, int8, int4")
     timeout_s: Timeout = None
 
 

@@ -64,10 +64,10 @@ class InputItem(Sent):
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Text = None
-    call_id: str | None = Field(default=None, description="of a call, and of its output")
-    name: str | None = Field(default=None, description="the tool that is called")
-    arguments: Arguments = Field(default={}, description="of the call: a JSON object, or its text")
-    output: Text = Field(default=None, description="of the call")
+    call_id: str | None = Field(default=None, description="id of a call, and of its output")
+    name: str | None = Field(default=None, description="name of the called tool")
+    arguments: Arguments = Field(default={}, description="a JSON object, or its text")
+    output: Text = Field(default=None, description="result of the call")
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +144,7 @@ class ResponseRequest(SampledRequest):
         default=None, description="whether, or which, a tool must be called, as in a chat"
     )
     parallel_tool_calls: bool | None = Field(default=None, description="as in a chat")
-    max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
+    max_output_tokens: Count | None = Field(default=None, description=f"maximum to generate ({DEFAULT_MAX_TOKENS})")
     text: ResponseText | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
     stream_options: Any = Field(default=None, description="no effect")

@@ -74,7 +74,7 @@ class ArMode(PipelineMode):
             def check(event: stage_pb2.Event, given: bytes = given, count: int = count) -> None:
                 check_tokens(event, request, vocabulary, count + 1)
                 if vocabulary.count(event.text) != count + 1 or not event.text.startswith(given):
-                    raise internal("the hosts returned prompt tokens that were not sent")
+                    raise internal("the hosts did not return the tokens of the prompt")
 
             sample = stage_pb2.Sample(sampling=plain, draft=count, given=True)
             step = stage_pb2.Read(prompt=1, codec=request.codec, sample=sample)
@@ -102,7 +102,7 @@ def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabu
     if not 1 <= (count := count_tokens(event, vocabulary, "step")) <= most:
         raise internal(f"a step for at most {most} tokens returned {count}")
     if event.complete and not request.json_schema:
-        raise internal("a step ended the text as if a schema held it, and none was given")
+        raise internal("a step reported the end of a schema, but the request has none")
     if request.logprobs is None:
         if event.HasField("logprobs"):
             raise internal("a step returned log-probabilities that were not requested")
@@ -113,6 +113,6 @@ def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabu
     except CodecError as error:
         raise internal(f"a step returned invalid data: {error}") from None
     if (len(logprobs.nats), len(logprobs.top_nats), named) != (4 * count, 4 * each, each):
-        raise internal(f"a step of {count} tokens lacks the requested log-probabilities")
+        raise internal(f"a step of {count} tokens returned a wrong number of log-probabilities")
     if not (np.frombuffer(logprobs.nats + logprobs.top_nats, "<f4") <= 0).all():  # false for NaN
         raise internal("a step returned invalid log-probabilities")

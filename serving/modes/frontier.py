@@ -86,9 +86,9 @@ class Option:
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
         if mode not in CHOOSABLE:
-            raise InputError(f"there is no mode {quoted(str(mode))}; there are {', '.join(CHOOSABLE)}")
+            raise InputError(f"unknown mode {quoted(str(mode))}; choose from {', '.join(CHOOSABLE)}")
         if unknown := settings.keys() - {*SETTINGS}:
-            raise InputError(f"{mode}: {min(unknown)} is not a setting; there are {', '.join(SETTINGS)}")
+            raise InputError(f"{mode}: {min(unknown)} is not a setting; choose from {', '.join(SETTINGS)}")
         Request(mode=mode, **settings).message()
         return from_toml(cls, _known(cls, table) | {"settings": tuple(settings.items())}, mode)
 

@@ -80,7 +80,7 @@ class PretrainedTokenizer(Tokenizer):
     def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
         messages, tools = chat.messages, chat.tools
         if (template := self.tool_template if tools else self.template) is None:
-            raise failed_precondition("this model has no chat template: send a prompt in place of messages")
+            raise failed_precondition("this model has no chat template: send a prompt instead of messages")
         told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         # control tokens in a user's text stay text: a placeholder for each goes through the template
         mark, found = secrets.token_hex(8), list[str]()

@@ -119,8 +119,8 @@ class ResampleMode(Mode):
             raise invalid(f"the drafter has no memory for a candidate of {one}: give a smaller chunk")
         if candidates > fit:
             raise invalid(
-                f"{room} for {fit} candidates of {one}, not {candidates}: "
-                f"give {fit} candidates or fewer, or a smaller chunk"
+                f"{candidates} candidates of {one} are too many: {room} for at most {fit}; "
+                "give fewer candidates, or a smaller chunk"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:

@@ -160,8 +160,8 @@ class Tokenizers:
         if model.tokenizer == BYTES_NAME or model.digest in self._of_tokens:
             return ""
         return (
-            f"the hosts' model {model.digest[:12]} reads tokens, and the router has no tokenizer of it: start it with "
-            "--checkpoint DIR, the same checkpoint"
+            f"the router has no tokenizer for the hosts' model {model.digest[:12]}: start it with their checkpoint "
+            "(--checkpoint DIR)"
         )
 
 

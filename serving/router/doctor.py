@@ -182,7 +182,7 @@ def judge(report: Report) -> None:
         report.bad(where, f"congestion control {control}: set net.ipv4.tcp_congestion_control to cubic or bbr")
     for machine in report.machines:
         if machine.version != ours.version:
-            report.bad(machine.name, f"runs onesweep {machine.version}, the router's machine {ours.version}: use one")
+            report.bad(machine.name, f"runs onesweep {machine.version}, not {ours.version} as the router: use one version")
         if warning := clock_warning(machine.clock_offset_ms / 1000, 0.0, 0.0):
             report.bad(machine.name, warning)
     hosts = report.machines[1:]
@@ -212,7 +212,7 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
         report.bad(
             where,
             f"a full state takes {hop.state_ms:.1f} ms instead of {hop.rtt_ms + serial_ms:.1f}: its first bytes "
-            "wait for acknowledgements; turn keep-warm on, or set net.ipv4.tcp_slow_start_after_idle=0",
+            "wait for acknowledgements; set keep_warm_s above 0, or net.ipv4.tcp_slow_start_after_idle to 0",
         )
 
 

@@ -249,7 +249,7 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host is a complete sentence with a remedy
         joined = bool(LinkRecord.read(self.run).proxy)
-        remedy = "machines that joined take its place, or add one" if joined else "check that it runs"
+        remedy = "machines that joined replace it, or add one" if joined else "check that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         link.is_lost = not (joined or link.quarantined)
         if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`

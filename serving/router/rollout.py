@@ -122,11 +122,11 @@ class Rollout(RolloutState):
         pause_s = 0.0
         try:
             contents = await asyncio.to_thread(_contents, current.directory, current.name)
-            log.info("host %s gets release %s", link.entry.name, current.name)
+            log.info("sending release %s to host %s", current.name, link.entry.name)
             await bring(link, current.name, contents, self.kept(link))
         except (StatusError, OnesweepError) as error:
             pause_s = RETRY_S
-            log.warning("host %s does not get release %s: %s", link.entry.name, current.name, error)
+            log.warning("host %s did not get release %s: %s", link.entry.name, current.name, error)
         finally:
             self.due_at[link.entry.address] = monotonic() + pause_s
 
@@ -160,7 +160,7 @@ class Rollout(RolloutState):
 
     async def _make_current(self, served: ActiveRelease) -> router_pb2.Switch:
         self.switch(served)
-        log.info("release %s takes the place of %s", served.release, self.previous_name)
+        log.info("release %s replaces %s", served.release, self.previous_name)
         if (verifier := self.ring.auditor.verifier) is not None:
             verifier.look_at(*(each.directory for each in (served, self.previous) if each and each.directory))
         await in_thread(self._own_store.remove_others, self.names)

@@ -98,7 +98,7 @@ class RolloutState:
             return False
         names = [link.entry.name for link in links]
         if unknown := [name for name in without if name not in names]:
-            raise invalid(f"there is no host {unknown[0]!r} to leave out; there are {', '.join(names)}")
+            raise invalid(f"there is no host {unknown[0]!r} to leave out; the hosts are {', '.join(names)}")
         self.joining = [link for link in links if link.entry.name not in without]
         held = {block for link in self.joining for block in link.entry.blocks}
         if lacking := {block for link in links for block in link.entry.blocks} - held:

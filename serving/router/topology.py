@@ -236,4 +236,4 @@ def _only(table: object, known: set[str], where: str) -> None:
         raise ConfigError(f"{where} must be a table with {', '.join(sorted(known))}, not {as_written(table)}")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ConfigError(f"{where} has an unknown key {quoted(unknown[0])}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{where} has an unknown key {quoted(unknown[0])}; choose from {', '.join(sorted(known))}")

@@ -44,7 +44,7 @@ class TopologyFile:
 
 def add_topology_option(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Add `--topology` to a command that reads a live ring's topology."""
-    what = f"the hosts: a file, or {ETCD_SHAPE}, with files: TLS"
+    what = f"the hosts: a file, or {ETCD_SHAPE} (with these files: TLS)"
     parser.add_argument("--topology", required=required, metavar="WHERE", help=what)
 
 
@@ -87,7 +87,7 @@ async def follow_topology(source: TopologySource, known: Topology, use: Callable
             # each error about a wrong text is a new problem; an outage's wording differs from second to second
             before, problem = problem, str(error) if isinstance(error, InputError) else "outage"
             if problem != before:
-                log.warning("the hosts stay as they were: %s", error)
+                log.warning("the hosts stay unchanged: %s", error)
             continue
         if problem:
             log.info("the topology in %s can be read again", source)
@@ -97,4 +97,4 @@ async def follow_topology(source: TopologySource, known: Topology, use: Callable
             try:
                 use(topology)
             except InputError as error:
-                log.warning("the hosts stay as they were: %s", error)
+                log.warning("the hosts stay unchanged: %s", error)

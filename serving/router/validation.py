@@ -116,7 +116,7 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
     if (size := len(request.tools.encode())) > MAX_TOOLS_BYTES:
         raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: shorten their descriptions")
     if request.tools and not request.messages:
-        raise invalid("tools are for messages: send messages in place of the prompt")
+        raise invalid("tools are for messages: send messages instead of the prompt")
     if not request.messages:
         return ChatPrompt()
     try:

@@ -80,7 +80,7 @@ export class Lane {
     const [equal, found] = [others.filter((o) => o.same && o.promised), others.filter((o) => o.same && !o.promised)];
     const broken = others.filter((o) => !o.same && o.promised);
     const notes = [];
-    if (broken.length) notes.push(`not the text of ${names(broken)}, as promised: please report it`);
+    if (broken.length) notes.push(`differs from ${names(broken)}, which promises the same text: please report it`);
     if (equal.length) notes.push(`identical to ${names(equal)}, as promised`);
     if (found.length) notes.push(`identical to ${names(found)}`);
     this.twins.textContent = notes.join("; ");

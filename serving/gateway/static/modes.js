@@ -8,10 +8,10 @@ const SOUP = { kind: "soup", text: "noise chain: letter soup at this size" };
 
 const MODES = {
   sweep: ["One trip writes the whole text: every host takes some noise out of it.", SOUP],
-  chunked: ["As sweep, a few tokens at a time: one trip for each chunk.", SOUP],
-  resample: ["The router drafts the whole text many times, one trip scores them all, and one is drawn by its score.", LIKELY],
-  ar: ["The usual way, one token for each trip round the ring: the others are measured against it.", EXACT],
-  "ar-speculative": ["The router guesses tokens, and one trip verifies them all. The text is that of ar, byte for byte.", EXACT],
+  chunked: ["As sweep, a few tokens at a time: one trip per chunk.", SOUP],
+  resample: ["A drafter writes the whole text many times, one trip scores them all, and one is drawn by its score.", LIKELY],
+  ar: ["The usual way, one token per trip round the ring: the others are measured against it.", EXACT],
+  "ar-speculative": ["The last host drafts tokens, and one trip verifies them all. The text is that of ar, byte for byte.", EXACT],
   local: ["A small model on the router writes alone: no trip at all.", SMALLER],
   "local:copy": ["The model in fewer bits, on the router, writes alone: no trip at all.", COPY],
   auto: ["Picks a mode by its text and its trips, or by what fits the latency budget, and says why."],

@@ -21,7 +21,7 @@ from serving.cli.remote import _rendezvous, ticket_of
 from serving.cli.serve import status_lines
 from serving.client.result import HostsLost, unready_words
 from serving.v1 import router_pb2
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine
 from stages.wire import tickets
 from stages.wire.auth import HOST, Identity
@@ -60,12 +60,13 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
         assert (first.name, [*rendezvous.machines]) == ("paris", ["paris"])
         certificate = first.tls.own(HOST)
         assert certificate.identity == Identity(HOST, "paris")
-        with pytest.raises(ServiceError, match="another process serves from"), place(given, "paris"):
-            pass
+        for again, name, says in ((given, "paris", "another process serves from"), (None, None, "already runs here")):
+            with pytest.raises(OnesweepError, match=says), place(again, name):
+                pass
     for again in (given, None):
         with place(again, "paris") as found:
             assert found == first
-    with pytest.raises(InputError, match="this computer has joined no run as 'rome'"), place(None, "rome"):
+    with pytest.raises(InputError, match="this machine has joined no run as 'rome'"), place(None, "rome"):
         pass
     with patch.object(tickets, "ticking", wraps=tickets.ticking) as waits, place(None) as found:
         assert found == first, "the only one, whatever this computer is called"
@@ -142,10 +143,9 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
     run.mkdir(parents=True)
     os.chmod(run, 0o700)
     (run / "machine.json").write_text(json.dumps({"name": "paris"}))
-    with pytest.raises(InputError, match="is damaged: remove"), place(None, "paris"):
-        pass
-    with pytest.raises(InputError, match="lower-case letters, digits and dashes"), place(None, "Paris!"):
-        pass
+    for name, says in (("paris", "is damaged: remove"), ("Paris!", "lower-case letters, digits and dashes")):
+        with pytest.raises(InputError, match=says), place(None, name):
+            pass
 
 
 def test_a_state_directory_of_others_is_refused_before_the_ticket_is_used(
@@ -195,7 +195,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     then = iter((lambda: pass_time(remote.ADVISE_AFTER_S + 1), lambda: come("tokyo")))
     assert waited(lambda: next(then)()) == ["paris", "tokyo"], "the others join the ring while it serves"
     away = "waiting for machines: 2 of 2 (paris, oslo); missing: tokyo"
-    assert said == [away, f"{away} (`onesweep invite --revoke tokyo` removes it, --wait 2 starts without more)"]
+    assert said == [away, f"{away} (`onesweep invite --revoke tokyo` removes it, --wait 2 starts with these)"]
     rendezvous.machines["tokyo"].notices = None
     assert waited(lambda: None, wait=2) == ["paris", "oslo"]
 

@@ -49,7 +49,7 @@ async def test_it_is_followed_through_an_outage(
             await eventually(lambda: "not 0" in caplog.text)
             etcd.put(PAIR.to_toml())
             await eventually(lambda: heard == [PAIR])
-    assert len([line for line in caplog.messages if "stay as they were" in line]) == 2
+    assert len([line for line in caplog.messages if "stay unchanged" in line]) == 2
 
 
 def test_who_shows_a_certificate_is_let_in(new_pki: Callable[[str], Any], etcd_with: Callable[..., Any]) -> None:

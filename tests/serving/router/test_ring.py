@@ -149,7 +149,7 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tm
     assert link.is_lost
     (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # of machines that joined
     ring._lose(link, "it closed the connection")
-    assert link.problem.endswith("(it closed the connection); machines that joined take its place, or add one")
+    assert link.problem.endswith("(it closed the connection); machines that joined replace it, or add one")
     assert not link.is_lost
 
 

@@ -74,7 +74,7 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
     assert not state.offered("old", links, ())
     for without, code, says in (
         ([], Code.UNAVAILABLE, "c is down; fix that, or deploy with --without c"),
-        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to leave out; there are a, b, c"),
+        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to leave out; the hosts are a, b, c"),
         (["a", "b", "c"], Code.FAILED_PRECONDITION, "without a, b, c no host holds block 0"),
     ):
         with pytest.raises(StatusError, match=says) as caught:

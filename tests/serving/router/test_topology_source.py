@@ -69,7 +69,7 @@ async def test_what_is_wrong_changes_nothing_and_is_logged_once(
         assert heard == []
         write_whole(path, local_topology(1, 3, Path("/w")).to_toml())
         await eventually(lambda: heard == [["host-1"]])
-    assert len([line for line in caplog.messages if "stay as they were" in line]) == 3
+    assert len([line for line in caplog.messages if "stay unchanged" in line]) == 3
 
 
 async def test_an_outage_is_logged_once_whatever_its_words(caplog: pytest.LogCaptureFixture) -> None:
@@ -85,8 +85,8 @@ async def test_an_outage_is_logged_once_whatever_its_words(caplog: pytest.LogCap
 
     async with jobs(follow_topology(Away(), whole, lambda _: None)):
         await eventually(lambda: "can be read again" in caplog.text)
-    assert [line for line in caplog.messages if "stay as they were" in line] == [
-        "the hosts stay as they were: no answer, for the 1th time"
+    assert [line for line in caplog.messages if "stay unchanged" in line] == [
+        "the hosts stay unchanged: no answer, for the 1th time"
     ]
 
 
