@@ -182,7 +182,7 @@ def judge(report: Report) -> None:
         report.bad(where, f"congestion control {control}: set net.ipv4.tcp_congestion_control to cubic or bbr")
     for machine in report.machines:
         if machine.version != ours.version:
-            report.bad(machine.name, f"runs onesweep {machine.version}, not {ours.version} as the router: use one version")
+            report.bad(machine.name, f"runs onesweep {machine.version}, this machine {ours.version}: use one version")
         if warning := clock_warning(machine.clock_offset_ms / 1000, 0.0, 0.0):
             report.bad(machine.name, warning)
     hosts = report.machines[1:]
