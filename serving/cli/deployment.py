@@ -171,7 +171,7 @@ class Deployment:
     def stop_visibly(self) -> None:
         """`stop` one process after the other for a person who waits: a second signal would kill them all at once."""
         with contextlib.suppress(OSError):  # the reader has gone, as with `2>&1 | head`
-            ProgressLine().say("stopping the router, which finishes its requests, then the hosts; Ctrl-C kills them")
+            ProgressLine().say("stopping the servers: the router finishes its requests first; Ctrl-C kills them")
         with file_lock(self.directory / RECORD):
             self.stop()
 

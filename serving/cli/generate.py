@@ -85,7 +85,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
                 raise ServiceError(f"the router at {client.address} cannot answer requests now: {why}")
             elif reason == SILENT:
                 remedy = "it hangs, or another program uses its port: see what listens there, and restart it"
-                silence = f"does not answer in {max(max_s, answer_s):g} s: {why}"
+                silence = f"accepts connections but does not answer in {max(max_s, answer_s):g} s"
                 raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
             else:
                 return

@@ -209,7 +209,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
         except StatusError as refusal:
             raise ServiceError(f"the router no longer admits this machine: {refusal.message}") from None
 
-    print(f"{place.name} has joined the run at {place.rendezvous[0]}; Ctrl-C stops it", flush=True)
+    print(f"{place.name} has joined the run at {place.rendezvous[0]}; Ctrl-C leaves it", flush=True)
     run_until_signal(run)
 
 

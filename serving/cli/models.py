@@ -220,7 +220,7 @@ def import_once(
             drafter, given = None if hosts else "none", (source, entry, blocks, context, False, hosts, weights)
             import_model(ImportSettings(*given, drafter=drafter, check_template=ChatTemplate), progress)
             trim()
-        progress.say(f"{source.name}, split into {blocks}, is in {entry}")
+        progress.say(f"{source.name}, split into {counted(blocks, 'block')}, is in {entry}")
     return entry
 
 
@@ -305,7 +305,7 @@ def run_inspect(options: argparse.Namespace) -> int:
         print(check, file=output)
     failed = sum(not check.ok for check in checks)
     if checks:
-        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=output)
+        print(f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} passed", file=output)
     holds = not failed
     if options.source is not None:
         comparison = compare_with_source(*imported, options.source)

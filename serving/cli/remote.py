@@ -179,7 +179,7 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     if (missing := (options.wait or 1) - len(rendezvous.machines)) > 0:
         _, secret = run.invitations.add(missing, days=1)
         uses = f"{missing} machines" if missing > 1 else "a machine"
-        progress.say(f"on each machine (for {uses}, for a day):\n\n    onesweep join {ticket_of(run, secret)}\n")
+        progress.say(f"on each machine (valid for {uses} and a day):\n\n    onesweep join {ticket_of(run, secret)}\n")
     while True:
         known, present = sorted(rendezvous.machines, key=place), sorted(rendezvous.present, key=place)
         count = options.wait or max(1, min(len(last) or len(known), len(known)))

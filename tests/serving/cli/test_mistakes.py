@@ -146,7 +146,7 @@ SERVERS = [
     ("compare x --modes ar,swep", 2, "unknown mode 'swep' in --modes (did you mean sweep"),
     ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
     ("generate x --router {host}", 1, "{host} is not a router; give the router's address"),
-    ("generate x --router {taken} --timeout-s 0.1", 1, "in 0.1 s: it accepts connections but does not answer; it"),
+    ("generate x --router {taken} --timeout-s 0.1", 1, "accepts connections but does not answer in 0.1 s; it hangs"),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
     ("generate x --router {lonely} --wait 0 --timeout-s 30", 1, "check that it runs"),

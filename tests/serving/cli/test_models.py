@@ -71,7 +71,7 @@ def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, cache: Pa
     assert f"importing {gguf} once, into {cache}" in err
     assert "2 hosts ready; router 127.0.0.1:" in err
     (entry,) = (path for path in cache.iterdir() if path.is_dir())
-    assert f"tiny.gguf, split into 2, is in {entry}" in err
+    assert f"tiny.gguf, split into 2 blocks, is in {entry}" in err
     code, again, err = onesweep(*command)
     assert (code, again) == (0, text)
     assert "importing" not in err

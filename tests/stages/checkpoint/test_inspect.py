@@ -99,7 +99,7 @@ def test_what_is_not_there_is_said(checkpoint: Copy, capsys: pytest.CaptureFixtu
     assert "is missing; fetch it again" in str(checks[0])
     assert "has no weights yet" in str(checks[1])
     assert main(["inspect", str(directory), "--verify"]) == 1
-    assert capsys.readouterr().out.endswith("\n2 of 2 failed\n")
+    assert capsys.readouterr().out.endswith("\n2 of 2 checks failed\n")
 
 
 def test_everything_verifies(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_everything_verifies(bundle: Path, capsys: pytest.CaptureFixture[str]) -
         f"{name} part {part}: ok" for name in ("chain", "ar", "scorer", "local") for part in (0, 1)
     ]
     assert main(["inspect", str(bundle), "--verify"]) == 0
-    assert capsys.readouterr().out.endswith("\nall 8 hold\n")
+    assert capsys.readouterr().out.endswith("\nall 8 passed\n")
 
 
 @pytest.mark.parametrize("look", [record, describe, verify])
