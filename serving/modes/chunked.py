@@ -23,8 +23,8 @@ class ChunkedMode(PipelineMode):
         most = MAX_LOGITS // vocabulary.size
         if chunk > most:
             raise invalid(
-                f"{chunk} {self.tokenizer.noun} are too many for the memory of hosts in one sweep (at most {most}): "
-                "write the text in smaller chunks, with mode chunked"
+                f"a chunk of {chunk} {self.tokenizer.noun} needs too much memory on the hosts (at most {most}): "
+                "give a smaller chunk, with mode chunked"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:

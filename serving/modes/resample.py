@@ -113,10 +113,10 @@ class ResampleMode(Mode):
         one, room = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
         if chunk > most:
             raise invalid(
-                f"a candidate of {one} does not fit a message to the hosts ({most} {noun}): give a smaller chunk"
+                f"a chunk of {one} does not fit a message to the hosts (at most {most} {noun}): give a smaller one"
             )
         if not fit:
-            raise invalid(f"the drafter has no memory for a candidate of {one}: give a smaller chunk")
+            raise invalid(f"the drafter has no memory for a chunk of {one}: give a smaller one")
         if candidates > fit:
             raise invalid(
                 f"{candidates} candidates of {one} are too many: {room} for at most {fit}; "

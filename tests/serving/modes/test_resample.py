@@ -59,12 +59,10 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     with pytest.raises(RequestRefused, match="memory for at most 7; give fewer candidates"):
         write(ring, max_bytes=400, candidates=1024)
     monkeypatch.setattr(LocalModel, "max_draft_bytes", 1000)
-    with pytest.raises(
-        RequestRefused, match="drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
-    ):
+    with pytest.raises(RequestRefused, match="drafter has no memory for a chunk of 400 bytes: give a smaller one"):
         write(ring, max_bytes=400)
     monkeypatch.setattr(resample, "max_scored", lambda width: 399)
-    with pytest.raises(RequestRefused, match=r"400 bytes does not fit a message to the hosts \(399 bytes\)"):
+    with pytest.raises(RequestRefused, match=r"400 bytes does not fit a message to the hosts \(at most 399 bytes\)"):
         write(ring, max_bytes=400)
 
 
