@@ -62,7 +62,7 @@ def run_certs_issue(options: argparse.Namespace) -> int:
         Identity(options.role, options.name), options.address, options.days, options.force
     )
     _print_leaf(leaf)
-    print(f"{leaf.path.with_suffix('.key')}: its key; take both, and ca.pem, to where {options.name} runs")
+    print(f"{leaf.path.with_suffix('.key')}: its key; copy both, and ca.pem, to where {options.name} runs")
     return 0
 
 

@@ -84,7 +84,7 @@ def line_of(switch: router_pb2.Switch) -> str:
     """A line for a terminal about a finished deployment."""
     if not switch.changed:
         return f"release {switch.release} is already served: nothing to do"
-    return f"new requests use release {switch.release}; before: {switch.previous} (onesweep deploy --rollback)"
+    return f"new requests use release {switch.release}; previous: {switch.previous} (onesweep deploy --rollback)"
 
 
 async def _switch(

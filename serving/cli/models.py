@@ -227,7 +227,7 @@ def import_once(
 @contextmanager
 def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
     """Lock an entry for one process at a time. Raises ServiceError."""
-    with file_errors(ServiceError, f"cannot keep models in {entry.parent}", "name another in XDG_CACHE_HOME"):
+    with file_errors(ServiceError, f"cannot keep models in {entry.parent}", "set XDG_CACHE_HOME to another directory"):
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = entry.with_name(f"{entry.name}.lock").open("wb")
     with lock:

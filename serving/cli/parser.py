@@ -45,7 +45,7 @@ class CommandParser(argparse.ArgumentParser):
         parse = self.parse_known_args if ends_in_words else self.parse_known_intermixed_args
         options, extra = parse(list(words))
         if extra:
-            self.error(f"unexpected {quoted(extra[0])}: put quotes around a text with spaces")
+            self.error(f"unexpected {quoted(extra[0])}: put text with spaces in quotes")
         return options
 
     def error(self, message: str) -> NoReturn:

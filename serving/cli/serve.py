@@ -263,7 +263,7 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
             kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{relayed}"
             yield f"{'':10} to {link.to:19} {link.problem or kind}"
     release = f"release {status.release}" if status.release else "no release yet"
-    yield f"{release}; before: {status.previous}" if status.previous else release
+    yield f"{release}; previous: {status.previous}" if status.previous else release
     if status.audits.audited:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
         yield f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of compute on hosts"

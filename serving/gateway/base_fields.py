@@ -29,7 +29,7 @@ class Fields(BaseModel):
         if not isinstance(value, dict):
             return value
         if len(value) > MAX_FIELDS:
-            raise ValueError(f"an object has at most {MAX_FIELDS} fields")
+            raise ValueError(f"an object can have at most {MAX_FIELDS} fields")
         given = {name: each for name, each in value.items() if each is not None}
         return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in given.items()}
 

@@ -89,7 +89,7 @@ class InputItem(Sent):
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         if lacking := [name for name in _ITEMS[self.type] if getattr(self, name) is None]:
-            raise ValueError(f"an item of type {self.type} has {', '.join(_ITEMS[self.type])}: {lacking[0]} is missing")
+            raise ValueError(f"an item of type {self.type} needs {lacking[0]}")
         return self
 
 

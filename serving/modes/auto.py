@@ -66,7 +66,7 @@ def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | N
     else:
         what += f" has the best text of {which}"
     trips = f"{f.sweeps:.0f} sweep{'s' * (round(f.sweeps) != 1)} of {f.trip_ms:.0f} ms and " if f.sweeps else ""
-    return Choice(f, f"{what}; {f.high_ms:.0f} ms expected now: {trips}{f.compute_ms:.0f} ms of arithmetic")
+    return Choice(f, f"{what}; {f.high_ms:.0f} ms expected now: {trips}{f.compute_ms:.0f} ms of compute")
 
 
 ABSENT = f"the router has no frontier ({WRITTEN_BY!r} measures one)"

@@ -121,7 +121,7 @@ class Frontier:
             if digest and measured and digest != measured:
                 return (
                     f"its frontier was measured with other weights ({name}/ {measured[:12]}, "
-                    f"served are {digest[:12]}): measure these with {WRITTEN_BY!r}"
+                    f"served: {digest[:12]}): measure these with {WRITTEN_BY!r}"
                 )
         return ""
 

@@ -176,7 +176,7 @@ def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
     if abs(off_s) - (end_s - begin_s) / 2 <= CLOCK_LIMIT_S:
         return ""
     return (
-        f"its clock is {off_s:+.1f} s from here: logs do not match, and certificates may be refused; "
+        f"its clock is off by {off_s:+.1f} s: logs do not match, and certificates may be refused; "
         "run NTP (timedatectl set-ntp true)"
     )
 

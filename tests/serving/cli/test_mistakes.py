@@ -104,7 +104,7 @@ TYPING = [
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
     ("stage", 2, "unknown command 'stage' (CHANGELOG.md says what to use now); `onesweep --help`"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
-    ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
+    ("generate The sea", 2, "unexpected 'sea': put text with spaces in quotes"),
     ("generate", 2, "PROMPT is missing"),
     ("generate -", 2, "standard input is not UTF-8 (byte 0): give UTF-8 text"),
     ("generate -hello", 2, "write -- before a text that begins with a dash"),

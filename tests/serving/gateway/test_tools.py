@@ -252,7 +252,7 @@ REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
         form_item(type="function_call_output", output="y"),
         "input: no earlier function_call has the call_id 'x'",
     ),
-    (form_item(type="function_call"), "input.0: an item of type function_call has call_id, name: name is missing"),
+    (form_item(type="function_call"), "input.0: an item of type function_call needs name"),
     ({"previous_response_id": "x"}, "unsupported field 'previous_response_id': nothing is stored: send the"),
 ]
 

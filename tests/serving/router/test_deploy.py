@@ -125,7 +125,7 @@ def test_no_request_fails_or_mixes_weights(
     code, out, err = under_load(router, back, texts["new"], texts["old"])
     assert (code, err) == (0, "")
     names = [read_release_manifest(bundle).name for bundle in (old, new)]
-    assert f"new requests use release {names[0]}; before: {names[1]}" in out
+    assert f"new requests use release {names[0]}; previous: {names[1]}" in out
 
 
 def test_a_host_that_was_down_serves_what_the_others_serve(

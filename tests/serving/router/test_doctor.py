@@ -95,7 +95,7 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         ({"rate_mbps": 2.0, "state_ms": 135.0}, {}, "2.0 Mbit/s: a full state takes 74 ms; try --set codec=int4"),
         ({"state_ms": 122.0}, {}, "a full state takes 122.0 ms instead of 61.5"),
         ({}, {"congestion_control": "reno"}, "congestion control reno: set net.ipv4.tcp_congestion_control"),
-        ({}, {"clock_offset_ms": -2000.0}, "its clock is -2.0 s from here"),
+        ({}, {"clock_offset_ms": -2000.0}, "its clock is off by -2.0 s"),
         ({}, {"version": "0"}, "runs onesweep 0, this machine 1: use one version"),
         ({}, {"backend": "cuda"}, "the hosts compute differently (host-1 cpu, host-2 cuda)"),
         (
