@@ -80,6 +80,7 @@ async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPat
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(OPENING)  # and never takes the server's settings
     assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    await server.stop(0)
 
 
 @pytest.mark.slow
@@ -90,6 +91,7 @@ async def test_a_client_that_answers_no_ping_loses_its_place(monkeypatch: pytest
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(OPENING + frame(SETTINGS, ACK, 0, b""))
     assert b"ping_timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # gRPC pings after 10 s
+    await server.stop(0)
 
 
 async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answered(
