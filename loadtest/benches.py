@@ -117,7 +117,7 @@ class WanSettings:
         "modes, with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
         name="--modes",
         metavar="M[,M]",
-        shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
+        shown="sweep,chunked,ar,ar-speculative,local:copy; for pictures, all",
         type=parse_variants,
     )
     # Empty: a topology names the hosts. Otherwise machines join with a ticket.

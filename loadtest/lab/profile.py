@@ -93,7 +93,7 @@ def profile_named(name: str, *others: str) -> Profile:
     path, _, own = name.rpartition(":")
     profiles = read_profiles(Path(path) if path else SHIPPED)
     if own not in profiles:
-        raise ConfigError(f"no profile {own!r}{one_of(own, [*others, *sorted(profiles)], 'there are')}")
+        raise ConfigError(f"no profile {own!r}{one_of(own, [*others, *sorted(profiles)], 'available:')}")
     return profiles[own]
 
 

@@ -108,7 +108,7 @@ def load_chain(directory: Path) -> list[Block]:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Create or replace the manifest, atomically. Raises CheckpointError if it cannot be written."""
-    with file_errors(CheckpointError, f"cannot make the directory {directory}"):
+    with file_errors(CheckpointError, f"cannot create the directory {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(manifest.to_json(), encoding="utf-8"))
 

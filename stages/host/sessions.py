@@ -166,7 +166,7 @@ class SessionStore:
         session = self.sessions.get(name)
         if session is None:
             raise not_found(
-                f"unknown session {name!r}: its lease ran out or this host was restarted; start the request again",
+                f"unknown session {name!r}: its lease expired or this host was restarted; start the request again",
             )
         if session.kind != kind:
             raise invalid(f"session {name!r} belongs to the {session.kind} model, not to {kind}")

@@ -208,7 +208,7 @@ class LlamaArchitecture:
             if self.rotary_dim % 2:
                 raise ShapeError(f"architecture: rotary_dim {self.rotary_dim} must be even (rotary pairs)")
         if self.window is not None and self.window.layers[-1] >= self.total_layers:
-            raise ShapeError(f"architecture: window lists layer {self.window.layers[-1]} of {self.total_layers}")
+            raise ShapeError(f"architecture: window lists layer {self.window.layers[-1]}, over {self.total_layers - 1}")
         if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
             count = self.experts.count * self.total_layers
             raise ShapeError(f"architecture: {count} experts in all layers; the limit is {MAX_EXPERTS}")

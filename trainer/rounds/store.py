@@ -278,7 +278,7 @@ RULES = {
         JOIN events a ON a.kind = 'accepted' AND a.part = c.part AND a.number < c.number AND a.round <= c.round
         LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
         WHERE c.kind = 'closed' AND (m.round IS NULL OR m.round > c.round)""",
-    "round {} of {} was closed after {} other rounds": """
+    "round {} of {} was closed when round {} was due": """
         SELECT round, part, before FROM (
             SELECT round, part, ROW_NUMBER() OVER (PARTITION BY part ORDER BY number) - 1 AS before
             FROM events WHERE kind = 'closed')

@@ -103,7 +103,7 @@ class JoinRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     STANDS_BY_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
-    """letters, digits, dots, dashes, underscores; with a token or certificate: its name, or NAME.MORE"""
+    """letters, digits, dots, dashes, underscores; with a token or certificate: its name, or NAME.SUFFIX"""
     version: _builtins.str
     """of the worker's software"""
     part: _builtins.int

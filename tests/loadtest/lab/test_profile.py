@@ -87,5 +87,5 @@ def test_files_that_cannot_be_read_and_profiles_that_are_not_there_are_named(tmp
     (tmp_path / "flat.toml").write_text("delay_ms = 1")
     with pytest.raises(ConfigError, match="profile 'delay_ms' must be a section"):
         read_profiles(tmp_path / "flat.toml")
-    with pytest.raises(ConfigError, match=f"no profile 'mars'; there are {', '.join(SHIPPED)}"):
+    with pytest.raises(ConfigError, match=f"no profile 'mars'; available: {', '.join(SHIPPED)}"):
         profile_named("mars")

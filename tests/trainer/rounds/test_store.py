@@ -301,7 +301,7 @@ CLOSED = {"kind": "closed", "part": "p", "round": 0, "updates": [], "sha256": ""
     ("record", "problem"),
     [
         (DROPPED, "a of p was dropped although it was not late"),
-        ({**CLOSED, "round": 3}, "round 3 of p was closed after 0 other rounds"),
+        ({**CLOSED, "round": 3}, "round 3 of p was closed when round 0 was due"),
         ({**CLOSED, "updates": ["x"]}, "round 0 of p merged x, which had not been accepted"),
     ],
 )

@@ -55,7 +55,7 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
     assert again.place == first.place
     assert refusal(members.called, "a", old, 1.0).code is grpc.StatusCode.ALREADY_EXISTS
     assert members.called("a", again.lease, 1.0) is again
-    assert refusal(members.join, "a", None, 10.9, "", "", True).message.startswith("another process works as a: give")
+    assert refusal(members.join, "a", None, 10.9, "", "", True).message.startswith("another process already works as a")
     assert members.join("a", None, 11.1, stands_by=True).place == first.place
 
 
