@@ -121,7 +121,7 @@ class _Entry(Link):
             raise ConfigError(f"{where}: a link must have two different ends, not {list(ends)!r}")
         for name in ends:
             if name not in node_names(MAX_HOSTS):
-                raise ConfigError(f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
+                raise ConfigError(f"{where}: no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
         first, second = ends
         return [(first, second)] if any(one) else [(first, second), (second, first)]
 

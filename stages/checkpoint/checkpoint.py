@@ -233,7 +233,7 @@ def check_size(directory: Path, part: Part, module: AnyPart) -> None:
 def _part(directory: Path, manifest: Manifest, index: int) -> Part:
     count = len(manifest.parts)
     if not 0 <= index < count:
-        raise CheckpointError(f"{directory} has parts 0 to {count - 1}; there is no part {index}")
+        raise CheckpointError(f"part {index} does not exist: {directory} has parts 0 to {count - 1}")
     part = manifest.parts[index]
     if part is None:
         raise CheckpointError(f"part {index} of {directory} has no weights yet")

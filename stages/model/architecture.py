@@ -87,9 +87,9 @@ Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or 
 # and an offset for every 32. With either of the last two, the embedding and the head have 8 bits.
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
 WEIGHT_WORDS: dict[str, str] = {
-    "bfloat16": "weights in bfloat16",
-    "q8": "weights of 8 bits",
-    "q4": "weights of 4 bits",
+    "bfloat16": "bfloat16 weights",
+    "q8": "8-bit weights",
+    "q4": "4-bit weights",
 }
 
 MAX_POSITIONS = 1 << 22

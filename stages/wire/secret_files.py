@@ -144,4 +144,4 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 
 def add_token_options(parser: argparse.ArgumentParser) -> None:
     """`--token-file`."""
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (${TOKEN_VARIABLE})")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"file with the token (${TOKEN_VARIABLE})")

@@ -105,7 +105,7 @@ class Members:
         """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
-            raise not_found(f"there is no part {part}: this run has {span}")
+            raise not_found(f"part {part} does not exist: this run has {span}")
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
             if self.is_present(other, now_s) and (stands_by or other.worker != worker):

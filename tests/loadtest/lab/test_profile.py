@@ -59,7 +59,7 @@ def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
         ("links = [1]", "profile 'p', link 1 must be a group of settings, not 1"),
         ("[[p.links]]\ndelay_ms = 1", 'give between = ["router", "host-1"], or source and destination'),
         ("[[p.links]]\nsource = 'router'", "or source and destination"),
-        ("[[p.links]]\nbetween = ['router', 'paris']", "there is no node 'paris'; nodes are router, host-1 to host-64"),
+        ("[[p.links]]\nbetween = ['router', 'paris']", "no node 'paris'; nodes are router, host-1 to host-64"),
         ("[[p.links]]\nbetween = ['router', 'router']", "a link must have two different ends"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nloss = 3", "profile 'p', link 1: loss must be a number from 0"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1: unknown setting 'far'"),
