@@ -117,7 +117,7 @@ class WanSettings:
         "modes, with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
         name="--modes",
         metavar="M[,M]",
-        shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
+        shown="sweep,chunked,ar,ar-speculative,local:copy; for pictures, all",
         type=parse_variants,
     )
     # Empty: a topology names the hosts. Otherwise machines join with a ticket.
@@ -125,7 +125,7 @@ class WanSettings:
         (), "links of machines that join: direct, reversed, relayed", name="--links", metavar="L[,L]", shown="no join"
     )
     texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
-    temperature: float | None = setting(None, "of all requests", metavar="T", shown="the router's default")
+    temperature: float | None = setting(None, "temperature of all requests", metavar="T", shown="the router's default")
     # Turns of each variant, with `at_once` requests each, after a warm-up turn.
     requests: int = setting(10, "turns per variant", metavar="R", least=1)
     at_once: int = setting(1, "requests per turn, at once", least=1, most=MAX_AT_ONCE)
@@ -244,16 +244,16 @@ def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
 class ChaosSettings:
     """A deployment, a load, and the faults."""
 
-    minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
-    profile: str = setting("links-60", "Network profile; loopback needs no root, but cannot be cut", metavar="P")
-    seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
+    minutes: float = setting(10.0, "minutes of load", metavar="M", above=0, most=7 * 24 * 60)
+    profile: str = setting("links-60", "network profile; loopback needs no root, but cannot be cut", metavar="P")
+    seed: int = setting(0, "seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
     length_scale: float = 1.0  # factor on every fault's length: below 1, a test takes less time
-    checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
+    checkpoint: Path | None = setting(None, "bundle to serve", shown="the shipped weights", metavar="DIR")
     requests_at_once: int = 4
     patience_s: float = 60.0  # after which a client gives up a request
     warm_up_s: float = 5.0  # load before the first fault
-    simulate: bool = setting(False, "Run fault schedules, drawn from --seed onwards, on a tiny model in virtual time")
-    schedules: int = setting(1000, "With --simulate: number of schedules", least=1, most=10_000_000)
+    simulate: bool = setting(False, "run fault schedules, drawn from --seed onwards, on a tiny model in virtual time")
+    schedules: int = setting(1000, "with --simulate: number of schedules", least=1, most=10_000_000)
 
     @property
     def seconds(self) -> float:
@@ -301,7 +301,7 @@ class QualitySettings:
     prompt_bytes: int = 64  # of a prompt
     levels: tuple[int, ...] = setting((12,), "steps from noise to picture", metavar="K[,K]")
     judge: Path = setting(
-        JUDGE, "judge of pictures; if missing, it is trained on --pictures", type=absolute, shown="of Fashion-MNIST"
+        JUDGE, "judge of pictures; if missing, it is trained on --pictures", type=absolute, shown="for Fashion-MNIST"
     )
     seed: int = setting(0, "seed of the first request; later ones count up", metavar="S", least=0, most=MAX_SEED)
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)

@@ -182,7 +182,7 @@ _REPEATED = ("socket.accept() out of system resource", "Exceeded concurrency lim
 
 
 class _RateLimitFilter(logging.Filter):
-    """Passes each of those sentences once in SAID_EVERY_S, without its traceback."""
+    """Passes each of those sentences once in LOG_INTERVAL_S, without its traceback."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -172,7 +172,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         for score in result.scores:
             print(f"  {score.name:50} {score.bits_per_byte:8.3f} bits/byte over {score.bytes:,} bytes")
         if not result.trained_on_this_text:
-            print("  note: not trained on the text that belongs to this validation text")
+            print("  note: not trained on the training part of this text")
     return 0
 
 

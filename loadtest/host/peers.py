@@ -71,7 +71,7 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no AR model: make one with `onesweep import {settings.source}`")
     if not settings.source.is_file():
-        raise InputError(f"there is no file {settings.source}")
+        raise InputError(f"{settings.source} does not exist")
     positions = read_manifest(directory).text_architecture.positions
     if positions <= LONG:
         raise InputError(f"{directory} reads {positions} tokens, but this bench needs prompts of {LONG}")

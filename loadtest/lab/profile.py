@@ -93,7 +93,7 @@ def profile_named(name: str, *others: str) -> Profile:
     path, _, own = name.rpartition(":")
     profiles = read_profiles(Path(path) if path else SHIPPED)
     if own not in profiles:
-        raise ConfigError(f"no profile {own!r}{one_of(own, [*others, *sorted(profiles)], 'there are')}")
+        raise ConfigError(f"no profile {own!r}{one_of(own, [*others, *sorted(profiles)], 'available:')}")
     return profiles[own]
 
 
@@ -121,7 +121,7 @@ class _Entry(Link):
             raise ConfigError(f"{where}: a link must have two different ends, not {list(ends)!r}")
         for name in ends:
             if name not in node_names(MAX_HOSTS):
-                raise ConfigError(f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
+                raise ConfigError(f"{where}: no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
         first, second = ends
         return [(first, second)] if any(one) else [(first, second), (second, first)]
 

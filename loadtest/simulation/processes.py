@@ -141,7 +141,7 @@ class VirtualLoader(Loader):
     known: Sequence[TinyRelease] = ()
     on_load: Callable[[], None]
 
-    async def _load_beside(self, plan: HostPlan) -> Parts:
+    async def _load_in_background(self, plan: HostPlan) -> Parts:
         self.on_load()
         await asyncio.sleep(LOAD_S)
         return held(self.known, plan)

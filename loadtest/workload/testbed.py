@@ -238,7 +238,7 @@ def check_network(profile: str, hosts: int, checkpoint: Path, links: Sequence[st
     """Raise OnesweepError if this many hosts cannot share the blocks, or a profile's links cannot join them."""
     local_topology(hosts, block_count(checkpoint), checkpoint)
     if links and (profile == LOOPBACK or (REVERSED in links and hosts < DEFAULT_HOSTS)):
-        raise InputError(f"--links needs at least {DEFAULT_HOSTS} hosts and a profile with links")
+        raise InputError(f"--links needs a profile with links, and {REVERSED} at least {DEFAULT_HOSTS} hosts")
     check_links(profile, hosts, may_join=bool(links))
 
 

@@ -103,7 +103,7 @@ _TRAIN = _family(
     ("work", "train one part of a model for a coordinator", "--coordinator 10.8.0.9:7800 --data corpus/"),
     ("status", "watch a coordinator's run: parts, workers, and which are late", "10.8.0.9:7800"),
     ("simulate", "compare ways of merging, with workers on this machine", "--vary steps_per_round=10,100"),
-    ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
+    ("audit", "check that no update of a run was lost or merged twice", "runs/chain/rounds"),
 )
 _BENCH = Family(
     "bench",

@@ -279,7 +279,7 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Mod
         raise invalid(f"levels must be {mode.min_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
     guidance = request.guidance if request.HasField("guidance") else DEFAULT_GUIDANCE
     if not 0 <= guidance <= MAX_GUIDANCE:  # false for NaN, too
-        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {guidance}; 1 is none")
+        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {guidance}; 1 turns it off")
     named = request.solver if request.HasField("solver") else SOLVERS[-1]
     solver = next((solver for solver in SOLVERS if solver == named), None)
     if solver is None:

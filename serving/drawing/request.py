@@ -29,7 +29,7 @@ class DrawingRequest:
         None, f"steps from noise to picture ({DEFAULT_LEVELS})", least=1, most=MAX_COUNT, metavar="K"
     )
     solver: str | None = setting(None, "euler, 2m (2m)", rare=True)
-    guidance: float | None = setting(None, f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
+    guidance: float | None = setting(None, f"pull towards the class; 1 = off ({DEFAULT_GUIDANCE:g})", metavar="G")
     codec: str | None = setting(None, "encoding on the wire: fp32, int8, int4 (int8; steps: fp32, int8)", rare=True)
 
     # Checks the message's bounds; the router knows the model and checks the rest.

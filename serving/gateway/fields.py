@@ -292,7 +292,7 @@ class ImageExtension(Fields):
     mode: str | None = Field(default=None, description=f"{', '.join(DRAWING_MODES)} (chain)")
     levels: Count | None = Field(default=None, description="steps from noise to picture")
     solver: str | None = Field(default=None, description="euler, 2m")
-    guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
+    guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 = off")
     codec: str | None = Field(default=None, description="encoding on the wire: fp32, int8, int4")
     timeout_s: Timeout = None
 

@@ -108,7 +108,7 @@ def load_chain(directory: Path) -> list[Block]:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Create or replace the manifest, atomically. Raises CheckpointError if it cannot be written."""
-    with file_errors(CheckpointError, f"cannot make the directory {directory}"):
+    with file_errors(CheckpointError, f"cannot create the directory {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(manifest.to_json(), encoding="utf-8"))
 
@@ -233,7 +233,7 @@ def check_size(directory: Path, part: Part, module: AnyPart) -> None:
 def _part(directory: Path, manifest: Manifest, index: int) -> Part:
     count = len(manifest.parts)
     if not 0 <= index < count:
-        raise CheckpointError(f"{directory} has parts 0 to {count - 1}; there is no part {index}")
+        raise CheckpointError(f"part {index} does not exist: {directory} has parts 0 to {count - 1}")
     part = manifest.parts[index]
     if part is None:
         raise CheckpointError(f"part {index} of {directory} has no weights yet")

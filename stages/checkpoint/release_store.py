@@ -41,7 +41,7 @@ SPARE_BYTES = 64 << 20  # bytes to keep free on the disk
 MAX_COMPANION_BYTES = 64 << 20  # for a file whose size is in no manifest, such as a tokenizer
 WRITABLE_BY_OTHERS = 0o022  # a user who can write to the store chooses the weights that run
 
-# True for a folder's part that a machine needs; BESIDE means a token model's files next to its parts.
+# True for a folder's part that a machine needs; COMPANIONS means a token model's files next to its parts.
 Wants = Callable[[str, int], bool]
 COMPANIONS = -1
 
@@ -190,7 +190,7 @@ class ReleaseStore:
                     f"the release store {directory} must belong to you, and nobody else may write to it: "
                     "chmod 700, or give another --releases"
                 )
-            taken = ServiceError(f"another process uses the release store {directory}: give each its own")
+            taken = ServiceError(f"another process is using the release store {directory}: give each its own")
             self._lock.enter_context(exclusive(directory / LOCK_NAME, taken))
 
     def close(self) -> None:

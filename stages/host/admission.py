@@ -42,7 +42,7 @@ class HopAdmission:
             if (session.router, session.path) != (hop.router, tuple(hop.path)):
                 raise permission_denied("this session belongs to another router or path")
             if sender and session.sender not in ("", sender):
-                raise permission_denied(f"this session's hops come from {session.sender}")
+                raise permission_denied(f"this session's hops must come from {session.sender}")
         # a session keeps the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = self.parse(hop, parts.plan, is_open=session is not None)

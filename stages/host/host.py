@@ -204,7 +204,7 @@ class Host:
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         # a session released at its last token may have another hop under way; a restarted host knows of no sessions
         level = logging.INFO if hop.session in self.sessions.released else logging.WARNING
-        log.log(level, "request %s failed: %s", hop.request or "(unnamed)", refusal.message, extra=names)
+        log.log(level, "request %s ended: %s", hop.request or "(unnamed)", refusal.message, extra=names)
         self.sessions.release(hop.session)
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)

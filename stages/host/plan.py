@@ -83,7 +83,7 @@ class HostPlan:
     def cpu_only(self) -> str:
         """Why no GPU computes these models, and what to do; empty if one can."""
         if self.draws:
-            return "picture models run only on CPUs: use --device auto"
+            return "picture models run only on CPUs: leave --device at auto"
         for kind, source in self.pipelines.items():
             a = source.manifest.text_architecture
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":

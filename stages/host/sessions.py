@@ -166,7 +166,7 @@ class SessionStore:
         session = self.sessions.get(name)
         if session is None:
             raise not_found(
-                f"unknown session {name!r}: its lease ran out or this host was restarted; start the request again",
+                f"unknown session {name!r}: its lease expired or this host was restarted; start the request again",
             )
         if session.kind != kind:
             raise invalid(f"session {name!r} belongs to the {session.kind} model, not to {kind}")
@@ -178,8 +178,8 @@ class SessionStore:
             raise already_exists(f"batch {batch} of step {number} of session {name!r} was already accepted")
         if batch > session.batches or (batch and start < session.length):
             raise failed_precondition(
-                f"batch {batch} of step {number} of session {name!r} at {start} came, but batch {session.batches} at "
-                f"{session.length} must come next"
+                f"batch {batch} of step {number} of session {name!r} at {start} arrived, but batch {session.batches} "
+                f"at {session.length} must come next"
             )
         if session.prefills and start < session.length:
             raise already_exists(f"the piece of sweep {number} of session {name!r} at {start} was already accepted")

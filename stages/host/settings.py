@@ -64,7 +64,7 @@ class ServerSettings:
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     # How long a stopping server continues with the requests that it has begun.
     drain_s: float = setting(DRAIN_S, "time for running requests to finish", above=0, rare=True)
-    signers: Path | None = setting(None, "public keys, in a file: accept only releases signed by one (any)", rare=True)
+    signers: Path | None = setting(None, "file of public keys: accept only releases signed with one (any)", rare=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StageSettings(ServerSettings):
     next: tuple[str, ...]  # addresses of the hosts that may come after this one
     host: HostSettings
     # None: anyone who can dial it, or who has a certificate.
-    tokens: Path | None = setting(None, "tokens of those who may use it on loopback: `up` makes them")
+    tokens: Path | None = setting(None, "access tokens for callers on loopback: `up` makes them")
     follow_next: FollowNext | None = None
     parts: int | None = None  # blocks of the topology, if there is one
     model: Path | None = None  # a copy of the model on this machine, from which it takes its stage

@@ -237,5 +237,5 @@ def gguf_family(name: object, is_mixture: bool) -> ModelFamily:
     found = known.get(name) if isinstance(name, str) else None
     if found is None:
         kind = " as a mixture of experts" if is_mixture else ""
-        raise CheckpointError(f"the architecture {name!r}{kind} is not supported; GGUF has {', '.join(known)}")
+        raise CheckpointError(f"architecture {name!r}{kind} is not supported in GGUF; supported: {', '.join(known)}")
     return found

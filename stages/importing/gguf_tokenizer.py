@@ -79,7 +79,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     reader = _FieldReader(fields)
     model = reader.one("model", str, "")
     are_pieces = model == SENTENCEPIECE
-    tokens = reader.array("tokens", (str,), "texts")
+    tokens = reader.array("tokens", (str,), "strings")
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # named as in llama.cpp
     token_types = reader.array("token_type", (int,), "whole numbers", len(tokens))
     kinds = token_types or [NORMAL] * len(tokens)
@@ -106,7 +106,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
         tokens,
         kinds,
         scores,
-        reader.array("merges", (str,), "texts"),
+        reader.array("merges", (str,), "strings"),
         given,
         reader.one("add_bos_token", bool, begins) and given["bos"] is not None,
         reader.one("add_space_prefix", bool, True),

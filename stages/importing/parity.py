@@ -42,7 +42,7 @@ class SourceComparison:
     def __str__(self) -> str:
         most = f" (at most {TOLERANCE:.0e})" if self.is_exact else ""
         return (
-            f"next tokens as transformers: {self.same} of {self.places}; largest difference of a logit "
+            f"same next token as transformers: {self.same} of {self.places}; largest logit difference "
             f"{self.largest_difference:.1e}{most}; {self.lost_nats:+.4f} nats a token (at most {MAX_NATS:+g}), "
             f"KL {self.kl_nats:.4f}"
         )

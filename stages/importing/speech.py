@@ -76,8 +76,8 @@ def speech_of(
     """
     if templates and DEFAULT not in templates:
         raise CheckpointError(
-            f"the chat templates are called {', '.join(sorted(templates))[:200]}, and none is called default: put the "
-            "one for chats into chat_template.jinja"
+            f"no chat template is named {DEFAULT}, only {', '.join(sorted(templates))[:200]}: put the one for chats "
+            "into chat_template.jinja"
         )
     template, tool_template = templates.get(DEFAULT, ""), templates.get(TOOL_USE, "")
     written = template + tool_template

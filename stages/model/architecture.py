@@ -87,9 +87,9 @@ Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or 
 # and an offset for every 32. With either of the last two, the embedding and the head have 8 bits.
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
 WEIGHT_WORDS: dict[str, str] = {
-    "bfloat16": "weights in bfloat16",
-    "q8": "weights of 8 bits",
-    "q4": "weights of 4 bits",
+    "bfloat16": "bfloat16 weights",
+    "q8": "8-bit weights",
+    "q4": "4-bit weights",
 }
 
 MAX_POSITIONS = 1 << 22
@@ -208,7 +208,7 @@ class LlamaArchitecture:
             if self.rotary_dim % 2:
                 raise ShapeError(f"architecture: rotary_dim {self.rotary_dim} must be even (rotary pairs)")
         if self.window is not None and self.window.layers[-1] >= self.total_layers:
-            raise ShapeError(f"architecture: window lists layer {self.window.layers[-1]} of {self.total_layers}")
+            raise ShapeError(f"architecture: window lists layer {self.window.layers[-1]}, over {self.total_layers - 1}")
         if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
             count = self.experts.count * self.total_layers
             raise ShapeError(f"architecture: {count} experts in all layers; the limit is {MAX_EXPERTS}")

@@ -85,14 +85,14 @@ def check_certificate(method: str, request: object, context: Context) -> None:
 
 def check_caller(peer: Identity | None, method: str, request: object) -> None:
     """Raise StatusError unless `peer` may call `method` of the stage service."""
-    shown = peer.uri if peer else "not of a kind that onesweep knows"
+    shown = peer.uri if peer else "not from `onesweep certs`"
     if peer is None or peer.role not in (HOST, ROUTER):
         raise permission_denied(f"your certificate is {shown}: a stage server accepts only hosts and routers")
     if peer.role == HOST and method not in HOST_METHODS:
         raise permission_denied(f"your certificate is {shown}: {method} is only for routers")
     # a router subscribes as NAME.INSTANCE: results must not reach a router of another name
     if isinstance(request, stage_pb2.SubscribeRequest) and request.router.rpartition(".")[0] != peer.name:
-        raise permission_denied(f"your certificate is {shown}: you may listen only as {peer.name}.SOMETHING")
+        raise permission_denied(f"your certificate is {shown}: you may listen only as {peer.name}.SUFFIX")
 
 
 class CallerGuard(Interceptor):

@@ -266,7 +266,7 @@ def _general_name(address: str) -> x509.GeneralName:
     labels = address.split(".")
     named = all(len(each) <= 63 and each.isascii() and each.replace("-", "").isalnum() for each in labels)
     if len(address) > 253 or not named or labels[-1].isdigit():  # a numeric last label means a mistyped IP address
-        raise InputError(f"{address!r} is neither an IP address nor a DNS name: leave port and scheme out")
+        raise InputError(f"{address!r} is neither an IP address nor a DNS name: omit port and scheme")
     return x509.DNSName(address.lower())
 
 

@@ -215,7 +215,7 @@ class CallBounds(Interceptor):
                 request = await anext(requests, None)
         except TimeoutError:
             raise exhausted(
-                f"the request did not arrive within {ARRIVAL_S:g} s, or before too many others", 1000
+                f"the request did not arrive within {ARRIVAL_S:g} s, or too many others came after it", 1000
             ) from None
         finally:
             arriving.pop(limit, None)

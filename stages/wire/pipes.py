@@ -141,17 +141,17 @@ class RelayBudget:
     @contextlib.contextmanager
     def pipe(self, *ends: str) -> Iterator[Callable[[int], None]]:
         """A pipe's share, for the duration of a `with` block. Yields a counter of bytes. Raises StatusError."""
-        pair = frozenset(ends)
-        for held, most in ((self.held[pair], PAIR_BYTES), (self.held.total(), RELAY_BYTES)):
+        pair, names = frozenset(ends), " and ".join(ends)
+        bounds = (names, self.held[pair], PAIR_BYTES), ("all machines", self.held.total(), RELAY_BYTES)
+        for what, held, most in bounds:
             if held + PIPE_BYTES > most:
-                message = f"the router can hold at most {most >> 20} MB for {' and '.join(ends)}, or for all machines"
-                raise exhausted(f"{message}: too many connections are open", 1000)
+                raise exhausted(f"too many connections: the router can hold at most {most >> 20} MB for {what}", 1000)
         self.held[pair] += PIPE_BYTES
         try:
             yield lambda size: self.carried.update({pair: size})
         finally:
             self.held[pair] -= PIPE_BYTES
-            log.info("%s: %d bytes relayed so far", " and ".join(ends), self.carried[pair])
+            log.info("%s: %d bytes relayed so far", names, self.carried[pair])
 
 
 async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lambda size: None) -> None:

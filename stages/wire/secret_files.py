@@ -62,14 +62,14 @@ def check_private(directory: Path) -> None:
 
 def make_state_directory(directory: Path) -> None:
     """Make a directory that only this user can use, or check one. Raises ServiceError."""
-    with file_errors(ServiceError, f"cannot make {directory}", "name another directory in ONESWEEP_STATE"):
+    with file_errors(ServiceError, f"cannot create {directory}", "name another directory in ONESWEEP_STATE"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
 
 
 def make_private_directory(directory: Path) -> None:
     """Make a directory that only its owner can enter, or check one. Raises InputError."""
-    with file_errors(InputError, f"cannot make the directory {directory}"):
+    with file_errors(InputError, f"cannot create the directory {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o077:
@@ -144,4 +144,4 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 
 def add_token_options(parser: argparse.ArgumentParser) -> None:
     """`--token-file`."""
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (${TOKEN_VARIABLE})")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"file with the token (${TOKEN_VARIABLE})")

@@ -101,9 +101,9 @@ class Tls:
             raise InputError("a server needs a certificate: give --tls-cert and --tls-key")
         identity = certificate.identity
         if identity is None or identity.role not in roles:
-            shown = identity.uri if identity else "no role of onesweep"
+            shown = f"for {identity.uri}" if identity else "not from `onesweep certs`"
             role = " or ".join(roles)
-            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {role} NAME`")
+            raise InputError(f"{self.certificate} is {shown}: make one with `onesweep certs issue {role} NAME`")
         return certificate
 
 
@@ -239,7 +239,7 @@ def _reason(problem: str, authority: Path) -> str:
     if "not yet valid" in problem:
         return "it is not valid yet; check that the clocks are right"
     if "issuer" in problem or "self-signed" in problem or "signature" in problem:
-        return f"it was not issued by the authority in {authority}; give two from the same `onesweep certs`"
+        return f"it was not issued by the authority in {authority}; give both from the same `onesweep certs`"
     return problem
 
 
@@ -266,7 +266,7 @@ def _closed_handshake_reason(security: Security) -> str:
     if tls is None:
         return "closed the connection: if it speaks TLS, give --tls-ca"
     if tls.certificate is None:
-        return "closed the connection in the handshake: it needs a certificate, like hosts; give the router's address"
+        return "closed the connection in the handshake: it needs a certificate, as hosts do; give the router's address"
     try:
         tls.read()
     except InputError as error:

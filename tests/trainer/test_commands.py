@@ -52,7 +52,7 @@ def test_everything_has_a_default(
     assert "[rounds] is ignored" in onesweep("train", "text", "local", *few).message
     for name in ("chain", "ar", "local"):
         assert read_manifest(tmp_path / "runs" / name).data["name"] == "python-docs"
-    assert "note: not trained on the text" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
+    assert "not trained on the training" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
 
 
 # Mistakes

@@ -29,7 +29,7 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
     config = in_tokens_of(config, corpus)
     architecture = config.architecture
     if only is not None and not 0 <= only < architecture.parts:
-        raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
+        raise ConfigError(f"block {only} does not exist: this chain has blocks 0 to {architecture.parts - 1}")
     corpus.require(architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_chain(config, corpus), corpus.tokenizer)
     for index in range(architecture.parts) if only is None else [only]:

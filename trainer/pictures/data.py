@@ -77,7 +77,7 @@ def load_pictures(path: Path) -> PictureSet:
 
 def _check_classes(path: Path, classes: Sequence[str], train: LabelledPictures) -> None:
     if not 2 <= len(classes) <= MAX_CLASSES:
-        raise DataError(f"{path} must have 2 to {MAX_CLASSES} classes, each in its own folder, not {len(classes)}")
+        raise DataError(f"{path} must have 2 to {MAX_CLASSES} classes, not {len(classes)}")
     counts = torch.bincount(train.labels, minlength=len(classes))
     for name, count in zip(classes, counts.tolist(), strict=True):
         if count < 2:

@@ -152,7 +152,7 @@ def train_picture_blocks(
     """
     architecture = config.architecture(pictures)
     if only is not None and not 0 <= only < architecture.parts:
-        raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
+        raise ConfigError(f"block {only} does not exist: this chain has blocks 0 to {architecture.parts - 1}")
     if start is not None and read_manifest(start).picture_architecture != replace(architecture, parts=1):
         raise CheckpointError(f"{start} is not a one-part net of these blocks' shape: train one with `local`")
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)

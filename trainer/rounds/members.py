@@ -10,7 +10,7 @@ from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
 SAVED_FIELDS = ("worker", "lease", "device", "key", "finished")  # fields of a member that are saved with its place
-NAME_TAKEN = "another process works as {}: give each worker its own --name, and its own token if tokens are required"
+NAME_TAKEN = "another process already works as {}: give each worker its own --name, and its own token if required"
 
 
 @dataclass(frozen=True, order=True)
@@ -105,7 +105,7 @@ class Members:
         """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
-            raise not_found(f"there is no part {part}: this run has {span}")
+            raise not_found(f"part {part} does not exist: this run has {span}")
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
             if self.is_present(other, now_s) and (stands_by or other.worker != worker):
@@ -136,7 +136,7 @@ class Members:
                 if self.is_present(member, now_s):
                     raise already_exists(NAME_TAKEN.format(worker))
         reason = f"{worker} does not hold this lease: its place was taken, or the coordinator's directory is new"
-        raise aborted(f"{reason}; it must join again")
+        raise aborted(f"{reason}; the worker joins again")
 
     def remember(self, worker: str, part: int, round_: int) -> None:
         """Record that an update of `worker` was accepted for this round before this process started."""

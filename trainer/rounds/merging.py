@@ -28,8 +28,8 @@ def round_problem(update: Update, open_round: int, settings: RoundSettings) -> s
         return f"round {update.round} of {update.part} is not open; the open round is {open_round}"
     if not 0 <= update.base_version <= update.round:
         return (
-            f"an update of round {update.round} of {update.part} cannot start from version {update.base_version}; "
-            f"the newest is {open_round}"
+            f"an update of round {update.round} of {update.part} must start from a version up to {update.round}, "
+            f"not {update.base_version}"
         )
     if update.base_version < open_round - settings.max_staleness:
         return (

@@ -54,7 +54,7 @@ class WorkerAccess:
             return None
         identity = identity_of(context)
         if identity is None or identity.role != CLIENT:
-            shown = identity.uri if identity else "not from onesweep"
+            shown = identity.uri if identity else "not from `onesweep certs`"
             problem = f"your certificate is {shown}: a worker needs role client (`onesweep certs issue client NAME`)"
             raise permission_denied(problem)
         return identity.name

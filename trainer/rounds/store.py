@@ -278,7 +278,7 @@ RULES = {
         JOIN events a ON a.kind = 'accepted' AND a.part = c.part AND a.number < c.number AND a.round <= c.round
         LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
         WHERE c.kind = 'closed' AND (m.round IS NULL OR m.round > c.round)""",
-    "round {} of {} was closed after {} other rounds": """
+    "round {} of {} was closed when round {} was due": """
         SELECT round, part, before FROM (
             SELECT round, part, ROW_NUMBER() OVER (PARTITION BY part ORDER BY number) - 1 AS before
             FROM events WHERE kind = 'closed')
@@ -324,10 +324,10 @@ class Audit:
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        left_out = f"; {self.left_out} left out by their score" if self.left_out else ""
+        left_out = f"; {self.left_out} left out because of the score" if self.left_out else ""
         counts = f"{self.accepted} updates accepted: {self.merged} merged, {self.pending} pending; {self.dropped} late"
         versions = ", ".join(f"{part} at version {number}" for part, number in self.versions.items())
-        return f"{counts} ones dropped by rule{left_out}{'; ' if versions else ''}{versions}"
+        return f"{counts} and dropped{left_out}{'; ' if versions else ''}{versions}"
 
 
 def audit(directory: Path) -> Audit:

@@ -36,7 +36,7 @@ def test_one_fault_a_turn_of_every_kind() -> None:
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
         ("bench chaos --simulate --minutes 3", "--simulate accepts only --seed and --schedules"),
         ("bench chaos --schedules 3", "--schedules needs --simulate"),
-        ("bench chaos --profile moon", "no profile 'moon'; there are loopback, "),
+        ("bench chaos --profile moon", "no profile 'moon'; available: loopback, "),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
     ],
 )

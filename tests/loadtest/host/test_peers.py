@@ -28,7 +28,7 @@ def test_rows_are_medians_and_their_ratio() -> None:
 
 def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "model.gguf"
-    for checkpoint, sentence in [(bundle, f"there is no file {source}"), (tmp_path, "manifest.json")]:
+    for checkpoint, sentence in [(bundle, f"{source} does not exist"), (tmp_path, "manifest.json")]:
         assert main(["bench", "peers", "--checkpoint", str(checkpoint), "--source", str(source)]) == 2
         assert sentence in capsys.readouterr().err
     source.touch()

@@ -59,7 +59,7 @@ def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
         ("links = [1]", "profile 'p', link 1 must be a group of settings, not 1"),
         ("[[p.links]]\ndelay_ms = 1", 'give between = ["router", "host-1"], or source and destination'),
         ("[[p.links]]\nsource = 'router'", "or source and destination"),
-        ("[[p.links]]\nbetween = ['router', 'paris']", "there is no node 'paris'; nodes are router, host-1 to host-64"),
+        ("[[p.links]]\nbetween = ['router', 'paris']", "no node 'paris'; nodes are router, host-1 to host-64"),
         ("[[p.links]]\nbetween = ['router', 'router']", "a link must have two different ends"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nloss = 3", "profile 'p', link 1: loss must be a number from 0"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1: unknown setting 'far'"),
@@ -87,5 +87,5 @@ def test_files_that_cannot_be_read_and_profiles_that_are_not_there_are_named(tmp
     (tmp_path / "flat.toml").write_text("delay_ms = 1")
     with pytest.raises(ConfigError, match="profile 'delay_ms' must be a section"):
         read_profiles(tmp_path / "flat.toml")
-    with pytest.raises(ConfigError, match=f"no profile 'mars'; there are {', '.join(SHIPPED)}"):
+    with pytest.raises(ConfigError, match=f"no profile 'mars'; available: {', '.join(SHIPPED)}"):
         profile_named("mars")

@@ -31,7 +31,7 @@ def wan(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--profile", "moon"], "no profile 'moon'; there are consumer, lan, links-150"),
+        (["--profile", "moon"], "no profile 'moon'; available: consumer, lan, links-150"),
         (["--profile", "lan", "--hosts", "0"], "a lab must have 1 to 64 hosts, not 0"),
     ],
 )

@@ -35,7 +35,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--text", "new"), "--text: unknown value 'new'; choose from novel, copying"),
         (("--profile", "nat", "--hosts", 2), "'nat' names host-3, which a lab of 2 hosts does not have"),
         (("--profile", "lan", "--links", "reverse"), "--links: unknown value 'reverse' (did you mean reversed?)"),
-        (("--profile", "lan", "--links", "reversed"), "--links needs at least 3 hosts and a profile with links"),
+        (("--profile", "lan", "--links", "reversed"), "--links needs a profile with links, and reversed at least 3"),
         (("--profile", "lan", "--hosts", 3), "3 hosts cannot share 2 blocks"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],

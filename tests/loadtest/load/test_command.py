@@ -69,7 +69,7 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
     ("arguments", "sentence"),
     [
         (["--mode", "swap"], "--mode: unknown value 'swap' (did you mean sweep?); choose from sweep, chunked, "),
-        (["--profile", "moon"], "no profile 'moon'; there are "),
+        (["--profile", "moon"], "no profile 'moon'; available: "),
         (["--users", "0"], "--users must each be a whole number from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),

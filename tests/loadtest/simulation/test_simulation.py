@@ -14,7 +14,7 @@ import torch
 
 from loadtest.simulation import search as searching
 from loadtest.simulation.loop import Process, virtual_time
-from loadtest.simulation.processes import Remembered
+from loadtest.simulation.processes import Remembered, VirtualLoader
 from loadtest.simulation.schedule import (
     ALONE_AT,
     ALONE_EVERY,
@@ -224,12 +224,12 @@ def test_fates(changes: dict[str, Any], fate: str) -> None:
 
 def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
     """A host dies under it: that deployment is given up, the next one is not, and each text is of one release."""
+    assert {name for name in vars(VirtualLoader) if name.startswith("_load")} < vars(VirtualLoader.__base__).keys()
     kill = PlannedFault("kill", ("b-1",), 0.5, 20.0)
     for faults, failure in (((), ""), ((kill,), "b-1")):
         run = weights.run(schedule := replace(faulty(*faults), deploy_at_s=0.3))
         assert trouble_of(schedule, run, weights.answers) == ()
-        assert failure in run.deploy
-        assert bool(failure) is bool(run.deploy)
+        assert (failure in run.deploy, bool(run.deploy)) == (True, bool(failure))
         assert {each.text for each in run.after} == {weights.answers[each.case][1].text for each in run.after}
 
 

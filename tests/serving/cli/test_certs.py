@@ -90,7 +90,7 @@ def test_an_authority_certifies_roles_only(certs: Run, tmp_path: Path) -> None:
         (["host", "tokyo"], "a host is dialled by its address: give --address"),
         (["router", "router"], "a router is dialled by its address: give --address"),
         (["client", "bob", "--address", "10.8.0.1"], "nothing connects to a client: omit --address"),
-        (["host", "tokyo", "--address", "10.8.0.2:7701"], "leave port and scheme out"),
+        (["host", "tokyo", "--address", "10.8.0.2:7701"], "omit port and scheme"),
         (["host", "tokyo", "--address", ""], "'' is neither an IP address nor a DNS name"),
         (["host", "tokyo", "--address", "10.8.0.256"], "is neither an IP address nor a DNS name"),
         (["host", "ca", "--address", "10.8.0.1"], "a certificate cannot be named 'ca'"),

@@ -150,7 +150,7 @@ def test_a_store_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) 
 
 
 def test_a_store_is_one_process_s(store: ReleaseStore, tmp_path: Path) -> None:
-    with pytest.raises(ServiceError, match="another process uses the release store"):
+    with pytest.raises(ServiceError, match="another process is using the release store"):
         ReleaseStore(store.directory)
     store.close()
     ReleaseStore(store.directory).close()

@@ -129,13 +129,13 @@ async def test_batches_come_once_and_in_order(whole: Parts) -> None:
     async with open_host(whole) as host:
         first, second, third, *_ = cut(scoring(digest, clean=b"The sea "))
         host.accept(first, 1)
-        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 8 came, but batch 1"):
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 8 arrived, but batch 1"):
             host.accept(third, 1)
         host.accept(second, 1)
         with refused(grpc.StatusCode.ALREADY_EXISTS, "batch 1 of step 0 of session 's' was already accepted"):
             host.accept(second, 1)
         third.read.start = 3
-        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 3 came, but"):
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 3 arrived, but"):
             host.accept(third, 1)
 
 

@@ -132,7 +132,7 @@ def test_a_gpu_is_taken_where_it_computes_the_model(tmp_path: Path, monkeypatch:
     assert device_for("auto", four_bits).type == "cpu"
     assert device_for("cuda:0", float32) == torch.device("cuda:0")
     assert device_for("cpu", float32).type == "cpu"
-    with pytest.raises(InputError, match=r"weights of 4 bits \(ar\) run only on CPUs: import the model with --weights"):
+    with pytest.raises(InputError, match=r"4-bit weights \(ar\) run only on CPUs: import the model with --weights"):
         device_for("cuda", four_bits)
     gpus(monkeypatch, 0)
     assert device_for("auto", float32).type == "cpu"
@@ -144,7 +144,7 @@ def test_a_release_that_a_device_does_not_compute_is_refused_unread(tmp_path: Pa
     plan = small(tmp_path / "q4", "q4")
     for path in (tmp_path / "q4").glob("*.safetensors"):
         path.unlink()
-    with pytest.raises(InputError, match="this host computes on meta: weights of 4 bits"):
+    with pytest.raises(InputError, match="this host computes on meta: 4-bit weights"):
         load_parts(plan, Backend(torch.device("meta")))
 
 

@@ -95,6 +95,6 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
         assert rival.stub.Release(stage_pb2.ReleaseRequest(sessions=["s"])).released == 0
         assert refusal(paris) == ""
         number = 2
-        assert refusal(tokyo) == "this session's hops come from p"
+        assert refusal(tokyo) == "this session's hops must come from p"
         assert refusal(paris) == ""
         events.cancel()

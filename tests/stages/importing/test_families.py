@@ -226,8 +226,8 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
 @pytest.mark.parametrize(
     ("name", "is_mixture", "sentence"),
     [
-        ("falcon", False, "'falcon' is not supported; GGUF has llama, qwen2, qwen3, phi3, olmo2, gemma2, gemma3"),
-        ("qwen2", True, "'qwen2' as a mixture of experts is not supported; GGUF has qwen3moe, llama"),
+        ("falcon", False, "'falcon' is not supported in GGUF; supported: llama, qwen2, qwen3, phi3, olmo2, gemma2"),
+        ("qwen2", True, "'qwen2' as a mixture of experts is not supported in GGUF; supported: qwen3moe, llama"),
     ],
 )
 def test_a_gguf_file_of_no_known_family(name: object, is_mixture: bool, sentence: str) -> None:

@@ -221,7 +221,7 @@ def test_a_group_of_weights_has_less_error_than_its_range_in_equal_steps() -> No
 def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = write_folder(tmp_path / "model", weights, WIDE), tmp_path / "out"
     assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--weights", "q4"]) == 0
-    assert "with weights of 4 bits" in capsys.readouterr().out
+    assert "with 4-bit weights" in capsys.readouterr().out
     assert read_manifest(out / "local").architecture.weights == "q4", "the drafter, which is no larger than the model"
     whole = import_model(ImportSettings(source, tmp_path / "whole", 2))
     assert "4 bits" not in summary(whole)

@@ -138,7 +138,7 @@ def test_templates_have_names(source: Callable[..., Source]) -> None:
     named = [{"name": name, "template": name} for name in ("default", "tool_use", "rag")]
     speech = source(chat_template=(named,)).speech
     assert (speech.chat_template, speech.tool_template) == ("default", "tool_use")
-    with pytest.raises(CheckpointError, match="are called rag, tool_use, and none is called default"):
+    with pytest.raises(CheckpointError, match="no chat template is named default, only rag, tool_use"):
         source(chat_template=(named[1:],))
     with pytest.raises(CheckpointError, match=r"writes <\|im_start\|>, which is not in the vocabulary"):
         source(names=TURN, kinds=PLAIN, chat_template="<|im_start|>{{ messages }}<|im_end|>")

@@ -43,7 +43,7 @@ def test_inspect_compares_with_what_was_imported(
     inspect = ["inspect", str(out), "--source"]
     assert main([*inspect, str(source)]) == 0
     count = 4 * SIZES["max_position_embeddings"]
-    assert f"next tokens as transformers: {count} of {count}; " in (said := capsys.readouterr().out)
+    assert f"same next token as transformers: {count} of {count}; " in (said := capsys.readouterr().out)
     assert "; +0.0000 nats a token (at most +0.01), KL 0.0000" in said or "; -0.0000 nats" in said
 
     config = json.loads((source / "config.json").read_text())

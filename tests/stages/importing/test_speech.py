@@ -101,7 +101,7 @@ def test_a_folder_is_read_as_transformers_reads_it(
     told = theirs.chat_template if isinstance(theirs.chat_template, dict) else {"default": theirs.chat_template}
     told = {name: body for name, body in told.items() if body}
     if told and "default" not in told:
-        with pytest.raises(CheckpointError, match="none is called default"):
+        with pytest.raises(CheckpointError, match="no chat template is named default"):
             speech(folder)
         return
     ours = speech(folder)

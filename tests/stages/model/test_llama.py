@@ -74,7 +74,7 @@ def test_options_that_are_not_used_are_not_written(directory: Path) -> None:
         ({"logit_softcap": 0}, "logit_softcap must be a number from 0.001 to 1e.06, not 0"),
         ({"rotary_dim": 7}, r"rotary_dim 7 must be even"),
         ({"rotary_dim": 14}, r"rotary_dim must be a whole number from 2 to 12, not 14"),
-        ({"window": {"size": 5, "layers": [4]}}, "window lists layer 4 of 4"),
+        ({"window": {"size": 5, "layers": [4]}}, "window lists layer 4, over 3"),
         ({"window": {"size": 5, "layers": [1, 0]}}, "must list each sliding layer once, in order"),
         ({"window": {"size": 1 << 40, "layers": [1]}}, "window: size must be a whole number from 1 to 4194304"),
         ({"experts": {"count": 4, "used": 5, "normalised": True}}, "experts: used must be a whole number from 1 to 4"),

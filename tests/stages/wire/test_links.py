@@ -102,7 +102,7 @@ async def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_t
         with pytest.raises(StatusError, match="can hold at most 2 MB for b and a"):
             await run.machines["b"].dial("a", Flood())
         monkeypatch.setattr("stages.wire.pipes.RELAY_BYTES", PIPE_BYTES)
-        with pytest.raises(StatusError, match="can hold at most 2 MB for router and a"):
+        with pytest.raises(StatusError, match="can hold at most 2 MB for all machines"):
             await run.rendezvous.dial("a", Flood())
         flow.cancel()
         await asyncio.gather(flow, return_exceptions=True)

@@ -48,7 +48,7 @@ def ca(pki: Any, leaf: Tls | None = None) -> Tls:
     [
         (
             lambda a, _: (paris(a), Tls(a.authority.directory / "ca.pem")),
-            "in the handshake: it needs a certificate, like hosts",
+            "in the handshake: it needs a certificate, as hosts do",
         ),
         (lambda a, b: (paris(b), tokyo(a)), "from another authority than --tls-ca: give both sides the same"),
         (lambda a, _: (a.expire(paris(a)), tokyo(a)), "presented a certificate that has expired: renew it there"),

@@ -91,7 +91,7 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
         (write_npz(tmp_path / "floats.npz", train_x=PIXELS / 255), "train_x has dtype float64"),
         (write_npz(tmp_path / "shapes.npz", train_y=LABELS[:7]), "do not match"),
         (write_npz(tmp_path / "last.npz", train_x=PIXELS.transpose(0, 2, 3, 1)), r"pictures must be \(n, channels"),
-        (write_npz(tmp_path / "one.npz", train_y=LABELS * 0, test_y=LABELS[:4] * 0), "in its own folder, not 1"),
+        (write_npz(tmp_path / "one.npz", train_y=LABELS * 0, test_y=LABELS[:4] * 0), "classes, not 1"),
         (write_npz(tmp_path / "gap.npz", train_y=LABELS * 2), "class '1' has 0 training pictures"),
         (tmp_path / "nowhere", "cannot read"),
     ):
@@ -113,7 +113,7 @@ def test_folders_with_bad_pictures_are_refused(tmp_path: Path) -> None:
         change(folder)  # type: ignore[no-untyped-call]
         with pytest.raises(DataError, match=message):
             load_pictures(folder)
-    with pytest.raises(DataError, match="own folder, not 1"):
+    with pytest.raises(DataError, match="classes, not 1"):
         load_pictures(write_folders(tmp_path / "single", {"a": 3}))
 
 

@@ -125,7 +125,7 @@ def test_the_command_trains_and_refuses_in_sentences(
     assert "1 of 1 parts trained" in capsys.readouterr().out
     for arguments, message in (
         (["chain", *there], "has a checkpoint of other settings or data"),
-        (["chain", *new, "--block", "2"], "there is no block 2"),
+        (["chain", *new, "--block", "2"], "block 2 does not exist"),
         (["steps", *new, "--block", "0"], "--block and --start apply only to a chain"),
         (["steps", *new, "--config", str(uneven)], "do not fill patches of 3"),
         (["steps", *new, "--steps", "-1"], "steps must be"),

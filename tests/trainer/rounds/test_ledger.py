@@ -54,7 +54,7 @@ def test_the_same_update_counts_once() -> None:
     [
         ({"round": 1}, "round 1 of p is not open; the open round is 0"),
         ({"round": -1}, "round -1 of p is not open"),
-        ({"base_version": 1}, "cannot start from version 1; the newest is 0"),
+        ({"base_version": 1}, "must start from a version up to 0, not 1"),
         ({"delta": {"bias": torch.tensor([float("nan")])}}, "the update has non-finite numbers"),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_reader_of_its_own_finds_every_update_once(tmp_path: Path) -> None:
 def test_the_command_says_what_the_audit_found(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
     fill(tmp_path)
     whole = onesweep("train", "audit", tmp_path)
-    said = "5 updates accepted: 4 merged, 1 pending; 0 late ones dropped by rule; p at version 2\n"
+    said = "5 updates accepted: 4 merged, 1 pending; 0 late and dropped; p at version 2\n"
     assert (whole.code, whole.out) == (0, said)
     (tmp_path / UPDATES / "p" / "w0-2.safetensors").unlink()
     lost = onesweep("train", "audit", tmp_path)
@@ -301,7 +301,7 @@ CLOSED = {"kind": "closed", "part": "p", "round": 0, "updates": [], "sha256": ""
     ("record", "problem"),
     [
         (DROPPED, "a of p was dropped although it was not late"),
-        ({**CLOSED, "round": 3}, "round 3 of p was closed after 0 other rounds"),
+        ({**CLOSED, "round": 3}, "round 3 of p was closed when round 0 was due"),
         ({**CLOSED, "updates": ["x"]}, "round 0 of p merged x, which had not been accepted"),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
         (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "no worker reads the features of stage-0 in round 1"),
         (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "no worker reads the features of stage-1 in round 0"),
         (0, [rounds_pb2.Passing(), piece_of(b"x", 7)], "INVALID_ARGUMENT", "got a piece at offset 7, expected 0"),
-        (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process works as w0"),
+        (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process already works as w0"),
     ],
 )
 def test_what_cannot_be_passed_on_is_refused(

@@ -55,7 +55,7 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
     assert again.place == first.place
     assert refusal(members.called, "a", old, 1.0).code is grpc.StatusCode.ALREADY_EXISTS
     assert members.called("a", again.lease, 1.0) is again
-    assert refusal(members.join, "a", None, 10.9, "", "", True).message.startswith("another process works as a: give")
+    assert refusal(members.join, "a", None, 10.9, "", "", True).message.startswith("another process already works as a")
     assert members.join("a", None, 11.1, stands_by=True).place == first.place
 
 
@@ -130,7 +130,7 @@ def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: 
 @pytest.mark.parametrize(
     ("changes", "code", "sentence"),
     [
-        ({"part": 2}, "NOT_FOUND", "there is no part 2: this run has parts 0 to 1"),
+        ({"part": 2}, "NOT_FOUND", "part 2 does not exist: this run has parts 0 to 1"),
         ({"protocol": 0}, "FAILED_PRECONDITION", "your worker speaks protocol 1 .* upgrade onesweep on your worker"),
         ({"protocol": 99}, "FAILED_PRECONDITION", "speaks protocol 99 of .* upgrade onesweep on this coordinator"),
         (

@@ -15,7 +15,7 @@ from trainer.v1 import rounds_pb2
 def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
     net = network()
     net.join()
-    for worker, said in ("foot", "foot does not hold this lease"), ("hand", "another process works as hand"):
+    for worker, said in ("foot", "foot does not hold this lease"), ("hand", "another process already works as hand"):
         with pytest.raises(LeaseLostError, match=said):
             net.link().next(rounds_pb2.NextRequest(worker=worker, lease="other"))
 
