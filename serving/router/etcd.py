@@ -36,7 +36,7 @@ class EtcdTopology:
         if ("cert" in files) != ("key" in files):
             raise InputError("--topology: cert=FILE and key=FILE belong together: give both, or neither")
         if absent := [path for path in files.values() if not Path(path).is_file()]:
-            raise InputError(f"--topology: there is no file {absent[0]}")
+            raise InputError(f"--topology: {absent[0]} does not exist")
         self._key = f"/{key}"
         self._members = [_member(address, files, insecure) for address in members.split(",")]
 

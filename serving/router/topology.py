@@ -74,7 +74,7 @@ class Topology:
         for host in self.hosts:
             if host.name == name:
                 return host
-        raise ConfigError(f"no host {quoted(name)}{one_of(name, [host.name for host in self.hosts], 'there are')}")
+        raise ConfigError(f"no host {quoted(name)}{one_of(name, [host.name for host in self.hosts], 'available:')}")
 
     @property
     def addresses(self) -> set[str]:

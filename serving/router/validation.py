@@ -201,7 +201,7 @@ def encoded(tokenizer: Tokenizer, tokens: Sequence[int], field: str = "prompt") 
     """A client's tokens in wire format. Raises StatusError for a token outside the vocabulary."""
     size = tokenizer.vocabulary.size
     if (largest := max(tokens)) >= size:
-        raise invalid(f"{field}: no token {largest}, the model has 0 to {size - 1}")
+        raise invalid(f"{field}: token {largest} does not exist: the model has 0 to {size - 1}")
     return tokenizer.vocabulary.encode(tokens)
 
 

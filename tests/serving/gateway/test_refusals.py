@@ -137,7 +137,7 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
         ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty"),
         ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
-        ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256, the model has 0 to 255"),
+        ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256 does not exist: the model has 0"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),
         ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in only one of them"),
     ],

@@ -88,7 +88,7 @@ def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
         told = http.post("/detokenize", json={"tokens": ids("the sea 🚢")}).json()
         assert told == {"prompt": "the sea 🚢", "content": "the sea 🚢"}
         for path, wrong, words in (
-            ("detokenize", {"tokens": [300]}, "tokens: no token 300, the model has 0 to 299"),
+            ("detokenize", {"tokens": [300]}, "tokens: token 300 does not exist: the model has 0 to 299"),
             ("detokenize", {"tokens": []}, "tokens must not be empty"),
             ("tokenize", {"prompt": ""}, "give some text"),
             ("tokenize", {"prompt": "x" * 100_000}, "context of 512 tokens never holds more than"),

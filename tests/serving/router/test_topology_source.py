@@ -147,7 +147,7 @@ def test_hosts_and_router_learn_of_a_replica(
         ("etcd://127.0.0.1/onesweep", "must be HOST:PORT"),
         ("etcd://user:secret@127.0.0.1:2379/onesweep", "must be HOST:PORT"),
         ("etcd://127.0.0.1:1/x?cert=a.pem", "cert=FILE and key=FILE belong together"),
-        ("etcd://127.0.0.1:1/x?ca=/nowhere/ca.pem", "there is no file /nowhere/ca.pem"),
+        ("etcd://127.0.0.1:1/x?ca=/nowhere/ca.pem", "/nowhere/ca.pem does not exist"),
         ("etcd://127.0.0.1:1,10.8.0.9:2379/x", r"10\.8\.0\.9:2379 is on another machine and traffic would not"),
     ],
 )
