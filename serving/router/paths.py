@@ -119,10 +119,10 @@ def _cheapest(
                 before.append(_Route(lost, cost_ms + step_ms, path))
         for lost, cost_ms, path in before:
             kept = link.kept(prefixes, [each.instance for each in path]) if prefixes else 0
-            way = _Route(max(lost, len(prefixes) - kept), cost_ms + own_ms, (*path, link))
-            ends = (way.path[0].entry.address, link.entry.address)
-            if ends not in best[due] or way[:2] < best[due][ends][:2]:
-                best[due][ends] = way
+            route = _Route(max(lost, len(prefixes) - kept), cost_ms + own_ms, (*path, link))
+            ends = (route.path[0].entry.address, link.entry.address)
+            if ends not in best[due] or route[:2] < best[due][ends][:2]:
+                best[due][ends] = route
     whole = []
     for due, found in best.items():
         for lost, cost_ms, path in found.values():
@@ -132,7 +132,7 @@ def _cheapest(
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:
                 whole.append(_Route(lost, cost_ms + _half_ms(path[-1]) + back_ms, path))
-    return min(whole, key=lambda way: way[:2]) if whole else None
+    return min(whole, key=lambda route: route[:2]) if whole else None
 
 
 def _half_ms(link: HostLink) -> float:
