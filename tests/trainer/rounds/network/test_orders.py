@@ -28,7 +28,7 @@ def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog
         job = pool.submit(net.work, "w0", pace_s=2.0)
         until(lambda: len(list(net.coordinator.members)), 250)
         twin = net.join("w0")  # within the 12 s that the older one needs for all of its steps
-        until(lambda: "if tokens are required; retrying" in caplog.text, 250)
+        until(lambda: "token if required; retrying" in caplog.text, 250)
         net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=PATIENCE_S)
         assert job.result(250) == 3
 
