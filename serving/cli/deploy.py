@@ -29,7 +29,7 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
             path = contents.directories[folder] / file
             size = path.stat().st_size if path.is_file() else None
             if not has_size(path, part):
-                found = "is missing" if size is None else f"has {size} bytes, its manifest says {part.bytes}"
+                found = "is missing" if size is None else f"has {size} bytes, but its manifest says {part.bytes}"
                 raise CheckpointError(f"{path} {found}: fetch it again")
             # the router identifies a release by its manifests, and would not ask for the files of a known one
             if file_digest(path) != part.sha256:

@@ -194,7 +194,7 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     expected = expected.format(**first.get("ctx", {})).replace("False", "false")
     expected = _EXPECTED_IN.get((name, len(path) > 1, first["type"]), expected)
     words = f"{param or 'the body'} {expected}"
-    if isinstance(first["input"], int | float | str):
+    if first["input"] != "" and isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"
     if first["type"] == "literal_error" and path[-1] not in ("role", "response_format") and name in INSTEAD:
         words += f": {INSTEAD[name]}"

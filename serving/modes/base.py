@@ -72,7 +72,7 @@ class Generation(Request):
         """The sampling settings in readable form."""
         return words_of({"temperature": self.temperature, **self.shapes})
 
-    def check_fit(self, tokenizer: Tokenizer, positions: int, limit: str = "the model's context is") -> None:
+    def check_fit(self, tokenizer: Tokenizer, positions: int, limit: str = "but the model's context is") -> None:
         """Raise StatusError if a context lacks room. A limit in bytes counts as that many tokens: a byte may be one."""
         counts_bytes = tokenizer is not BYTE_TOKENIZER and self.max_tokens == self.max_bytes
         prompt, unit = tokenizer.vocabulary.count(self.prompt), " bytes, each counted as a token" * counts_bytes

@@ -157,7 +157,7 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
             tolerance = manifest.probe_tolerance + LOSS_TOLERANCE
             if expected is None or not abs(nats - expected) <= tolerance:  # true for NaN too
                 raise failed_precondition(
-                    f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says "
+                    f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, but its manifest says "
                     f"{expected}: the parts do not form the right model"
                 )
             say(f"{kind}: {nats:.4f} nats a token on its probe text, through the hosts")

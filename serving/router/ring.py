@@ -253,7 +253,7 @@ class Ring:
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         link.is_lost = not (joined or link.quarantined)
         if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
-            problem += " (of `up`: `onesweep down`, then the same `onesweep up` again)"
+            problem += " (if `up` started it: `onesweep down`, then the same `onesweep up` again)"
         if not link.problem:
             log.warning("%s", problem)
         link.problem, link.relay.rtt_ms, self.changes = problem, None, self.changes + 1

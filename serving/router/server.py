@@ -111,7 +111,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
 def change_hosts(ring: Ring, blocks: int, topology: Topology) -> None:
     """Give a ring the hosts of a topology. Raises InputError if it does not have `blocks` blocks."""
     if topology.blocks != blocks:
-        raise InputError(f"the topology has {topology.blocks} blocks now, this router serves {blocks}: restart it")
+        raise InputError(f"the topology has {topology.blocks} blocks now, but this router serves {blocks}: restart it")
     ring.set_hosts(topology.hosts)
 
 

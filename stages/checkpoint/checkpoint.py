@@ -285,7 +285,7 @@ def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Ty
         with regular(path).open("rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != size:
-                raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}: fetch it again")
+                raise CheckpointError(f"{path} has {found} bytes, but its manifest says {size}: fetch it again")
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 raise CheckpointError(f"{path} does not match its manifest's SHA-256: it is damaged; fetch it again")
             file.seek(0)

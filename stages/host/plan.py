@@ -142,7 +142,7 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
 def check_blocks(blocks: int, parts: int) -> None:
     """Raise InputError unless a topology has as many blocks as a checkpoint has parts."""
     if blocks != parts:
-        raise InputError(f"the topology has {blocks} blocks, but the checkpoint {parts}: make them agree")
+        raise InputError(f"the block count is {blocks} in the topology, but {parts} in the checkpoint: make them agree")
 
 
 def check_cut(parts: int, shared: int) -> None:

@@ -14,7 +14,7 @@ from tests.serving.harm import harm_with
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        ("cut", "bytes, its manifest says"),
+        ("cut", "bytes, but its manifest says"),
         ("flipped", "block-1-"),
         ("flipped", "is damaged (its SHA-256 is not the manifest's): fetch it again"),
         ("digest", "is damaged"),

@@ -88,7 +88,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert onesweep("down", "--router", second)[0] == 1
 
     processes[0].kill()
-    remedy = "it runs (of `up`: `onesweep down`, then the same `onesweep up` again)"
+    remedy = "it runs (if `up` started it: `onesweep down`, then the same `onesweep up` again)"
     for asked in (("--mode", "sweep"), ("--budget-ms", 9)):
         code, _, err = onesweep("generate", "The ", *asked)
         assert (code, remedy in err) == (1, True), err

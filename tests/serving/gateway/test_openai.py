@@ -132,7 +132,7 @@ def test_a_length_that_nobody_asked_for_fits_the_context(openai: OpenAI, client:
         answer: Any = openai.completions.create(model=f"onesweep-{mode}", **long)
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (12, "length")
         assert client.generate(**long, mode=mode).text == answer.choices[0].text
-    with pytest.raises(api.BadRequestError, match=r"together take 628, the model's context is 512"):
+    with pytest.raises(api.BadRequestError, match=r"together take 628, but the model's context is 512"):
         openai.completions.create(model="onesweep-ar", **long, max_tokens=128)
     with pytest.raises(api.BadRequestError, match=r"prompt \(512 bytes\) and output \(1\)"):
         openai.completions.create(model="onesweep-ar", prompt="x" * 512)

@@ -134,7 +134,7 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
         ({"model": "onesweep-gpt"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
         ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
-        ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty"),
+        ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty\n"),
         ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
         ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256 does not exist: the model has 0"),
@@ -148,5 +148,5 @@ def test_refusals_say_what_to_change(
     for streamed in (False, True):
         with pytest.raises(error) as caught:
             openai.completions.create(**ASKED | changes, stream=streamed)
-        assert words in caught.value.message
+        assert words in f"{caught.value.message}\n"
         assert caught.value.code == code

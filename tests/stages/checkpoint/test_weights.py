@@ -70,7 +70,7 @@ def test_every_flipped_bit_is_found(file: Path) -> None:
 def test_a_file_that_is_cut_off(file: Path, keep: int) -> None:
     raw = file.read_bytes()
     file.write_bytes(raw[:keep])
-    with pytest.raises(CheckpointError, match=f"has {len(raw[:keep])} bytes, its manifest says {len(raw)}"):
+    with pytest.raises(CheckpointError, match=f"has {len(raw[:keep])} bytes, but its manifest says {len(raw)}"):
         read_weights(file, len(raw), hashlib.sha256(raw).hexdigest(), SHAPES)
 
 

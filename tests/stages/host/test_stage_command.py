@@ -25,7 +25,7 @@ DEFAULTS = {"LISTEN": "127.0.0.1:0", "NEXT": "127.0.0.1:3", "LAST": "[2]"}
     ("arguments", "code", "says"),
     [
         (["tokyo", "LAST=[2, 3]"], 2, "block 3 does not exist: this checkpoint has blocks 0 to 2"),
-        (["paris", "LAST=[2, 3]"], 2, "the topology has 4 blocks, but the checkpoint 3: make them agree"),
+        (["paris", "LAST=[2, 3]"], 2, "the block count is 4 in the topology, but 3 in the checkpoint: make"),
         (["paris", "LISTEN=0.0.0.0:0"], 2, "accept it with --insecure"),
         (["paris", "NEXT=10.0.0.9:1"], 2, "next address 10.0.0.9:1 is on another machine"),
         (["pari"], 2, "no host 'pari' (did you mean paris?"),
