@@ -271,7 +271,7 @@ def test_the_command_says_how_hosts_are_filled_before_it_writes(
     assert main([*command, "--speeds", "2,1", "--memory-mb", "8,8"]) == 0
     told = capsys.readouterr().err
     assert "stage 0: 2 layers with the embedding" in told
-    odd = "rows of attention_out have 48 numbers, but weights of {} bits need multiples of 32; bfloat16 and"
+    odd = "rows of attention_out have 48 numbers, but {}-bit weights need multiples of 32; bfloat16 and"
     assert "the last host has no drafter: copies have 8 or 4 bits, which need rows of a multiple of 32" in told
     assert main([*command[:-1], str(tmp_path / "four"), "--weights", "q4"]) == 2
     assert odd.format(4) in capsys.readouterr().err

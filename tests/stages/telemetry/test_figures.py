@@ -153,7 +153,7 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1, ("NOT_FOUND",): 2}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING", "INFO", "WARNING"]
-    assert "request cafe0123 failed" in caplog.text
+    assert "request cafe0123 ended" in caplog.text
     assert "secret" not in caplog.text
 
 
