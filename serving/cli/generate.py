@@ -16,7 +16,7 @@ from serving.client.variants import all_variants, comparison, parse_variants, ru
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request, mode_problem
 from stages.errors import InputError, ServiceError, one_of, printable, quoted
-from stages.progress import ProgressLine, ticking
+from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags
 from stages.signals import run_interruptible
 from stages.wire.secret_files import add_client_options, add_token_options
@@ -227,7 +227,7 @@ def cost_lines(result: Result) -> Iterator[str]:
     cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens cached"
     yield (
         f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}{guesses}, "
-        f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
+        f"{counted(result.sweeps, 'sweep')}, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
         f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{cached if result.cached_tokens else ''}]"
     )
     if bound := result.distance_bound:
