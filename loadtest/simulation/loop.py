@@ -39,7 +39,7 @@ class Process:
         self.context = copy_context()
         self.context.run(PROCESS.set, self)
         loop.processes.append(self)
-        self.parked: list[asyncio.Handle] = []  # calls that came due while it was halted
+        self.parked: list[_Handle] = []  # calls that came due while it was halted
 
     def start(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task of this process."""

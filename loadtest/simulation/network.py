@@ -120,6 +120,9 @@ class MemoryNetwork:
             self.connections.remove(each)
             other, lost = (each.server, each.lose_server) if each.client is process else (each.client, each.lose_client)
             self.send(self.link(process.place, other.place), SMALL_BYTES, other, lost, (RESET,))
+        for handle in process.parked:
+            if handle._callback == self.send:  # the answer to a client that connects: its machine resets it
+                self.send(*handle._args)
 
 
 class Connection:

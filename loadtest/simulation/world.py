@@ -17,11 +17,9 @@ from loadtest.simulation.schedule import AHEAD_S, HOSTS, ROUTER_NAMES, Asked, Pl
 from loadtest.simulation.served import MemoryServer
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
-from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
 from serving.router.audit import Auditor
 from serving.router.paths import Hedging
-from serving.router.ring import RingView
 from serving.router.rollout import Rollout
 from serving.router.server import first_release
 from serving.router.service import RouterService
@@ -182,8 +180,7 @@ class World(FaultyWorld):
         for kind, what in product(PACES, ("", " candidates", " more candidates")):
             ring.hedging.record(kind + what, USUAL_S)  # as if it had served: with no usual time it waits longer
         store = self._store(name)
-        active = first_release(ring, store, self.first.directory) if store and store.in_use else None
-        active = active or ActiveRelease.over(RingView(ring), self.first.router)
+        active = first_release(ring, store, self.first.directory, lambda: self.first.router)
         rollout = self.rollouts[name] = Rollout(ring, active, store, self.first.directory)
         keyring, self.admissions[name] = Keyring(), Admission()
         keyring.identify = lambda *_: self.key  # type: ignore[method-assign]

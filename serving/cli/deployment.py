@@ -32,6 +32,7 @@ from serving.cli.servers import (
     server_arguments,
 )
 from serving.client.client import Client, RequestRefused, RouterError
+from serving.client.failover import HandshakeError
 from serving.client.result import unready_words
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
@@ -215,7 +216,9 @@ class Deployment:
 
 
 def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
-    """Yield, again and again, why the router cannot serve: empty when it can, None without an answer."""
+    """Yield, again and again, why the router cannot serve: empty when it can, None without an answer.
+
+    Raises HandshakeError, which no wait mends."""
     while True:
         try:
             status = client.status(within_s)
@@ -223,6 +226,8 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
             yield "" if status.ready else "; ".join(unheld) or unready_words(status) or "not ready"
         except RequestRefused:
             yield "" if client.serves(within_s) else NO_TOKEN
+        except HandshakeError:
+            raise
         except RouterError as error:
             yield SILENT if error.code.name == "DEADLINE_EXCEEDED" else None
         time.sleep(POLL_S)

@@ -198,8 +198,7 @@ def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
         if problem := served_here(options.router):
             raise NoDeployment(f"{problem}; Ctrl-C there stops it")
-        what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
-        raise NoDeployment(f"{what}; start a deployment with `onesweep up --detach`")
+        raise NoDeployment(f"no router of yours is up at {options.router}" if options.router else "nothing is up")
     count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
     print(f"stopped {count} of the router at {deployment.topology.router}")

@@ -56,6 +56,10 @@ class RouterError(ServiceError):
         self.code, self.retry_after_ms, self.request, self.reached = code, retry_after_ms, request, reached
 
 
+class HandshakeError(RouterError):
+    """The router and this client speak no TLS that the other accepts."""
+
+
 def router_addresses(text: str) -> tuple[str, ...]:
     """The routers in "HOST:PORT[,HOST:PORT...]", in the order of use. Raises InputError."""
     addresses = tuple(text.split(","))
@@ -132,16 +136,21 @@ class RouterConnection(ABC):
             if self.security.stamp() != self._stamp:
                 with suppress(InputError):  # the files may be half replaced
                     self._open()
-            problem = handshake_problem(details, self.security)
+            if problem := handshake_problem(details, self.security):
+                return HandshakeError(f"the router at {address} {problem}", code, reached=False)
             taken = "SETTINGS frame" in details or "HTTP/2" in details
-            remedy = "another program uses that port, or it hangs" if taken else "start one with `onesweep up`"
+            start = (
+                "start one with `onesweep up`"
+                if address == DEFAULT_ROUTER
+                else "start one there, or correct the address"
+            )
+            remedy = "another program uses that port, or it hangs" if taken else start
             missing = f"no router answers at {address}; {remedy} ({details})"
             if "resolving" in details:  # gRPC's own sentence has three kinds of brackets
                 missing = f"the name in {address} does not resolve: check its spelling"
             # retry a router that had a connection: only the call was cut off
-            retry_ms = None if problem or "last error" in details or "resol" in details else round(1000 * PAUSE_S)
-            message = f"the router at {address} {problem}" if problem else missing
-            return RouterError(message, code, retry_ms, request, reached=False)
+            retry_ms = None if "last error" in details or "resol" in details else round(1000 * PAUSE_S)
+            return RouterError(missing, code, retry_ms, request, reached=False)
         if code is StatusCode.CANCELLED and not reached and not self.closed:
             # from gRPC itself: once 1,000 calls wait for a server's event loop, it ends some of them unseen by the
             # server's code. CONTINUATION floods fill that queue: each failed connection leaves a call there.

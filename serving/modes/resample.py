@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 CANDIDATES = 16
 ROUND = 1 << 16  # most random streams per round
 
+REPLACED = (
+    "the hosts hold other weights than the checkpoint of the router, whose drafter this mode needs: deploy the hosts' "
+    "release here, or restart the router with it"
+)
 Drawn = AsyncGenerator[tuple[bytes, ImportanceWeights], None]  # pieces of text, and the weights of their candidates
 
 
@@ -74,7 +78,8 @@ class ResampleMode(Mode):
         model = next(iter(self._models.values()), None)
         if model is None:
             return "the hosts have no scorer (neither scorer/ nor ar/ in their checkpoint)"
-        return self.tokenizers.problem(model) or drafter_problem(self.local, self.tokenizer)
+        replaced = REPLACED if self.ring.replaced else ""
+        return self.tokenizers.problem(model) or drafter_problem(self.local, self.tokenizer) or replaced
 
     @property
     def tokenizer(self) -> Tokenizer:

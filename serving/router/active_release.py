@@ -22,7 +22,8 @@ from serving.modes.resample import ResampleMode, score
 from serving.modes.tokenizer import NO_TOKENIZERS, ChatPrompt, Tokenizers
 from serving.router.accounting import Account
 from serving.router.audit import AuditFailed, retry_after_audit
-from serving.router.ring import RingView
+from serving.router.host_link import Weights
+from serving.router.ring import Ring, RingView
 from serving.router.session import Session
 from serving.router.validation import PromptPools, check_fit, tokenized
 from serving.v1 import router_pb2
@@ -30,7 +31,7 @@ from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle, h
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.clock import monotonic
 from stages.errors import InputError
-from stages.host.plan import ModelKind
+from stages.host.plan import MODEL_KINDS, ModelKind, plan_host
 from stages.model.scoring import max_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
@@ -50,6 +51,7 @@ class RouterParts:
     local: "LocalModel | None"
     guide: Guide
     directory: Path | None  # the bundle
+    weights: Weights = ()  # of the hosts' models in the bundle; empty if it has none
     tokenizers: Tokenizers = NO_TOKENIZERS
     drawing: LocalDrawing = field(default_factory=lambda: LocalDrawing(None))
     is_copy: bool = False
@@ -60,8 +62,11 @@ class RouterParts:
 
         :param frontier: the options of `auto`; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
+        weights: Weights = ()
+        if directory is not None and any(getattr(find_bundle(directory), kind) for kind in MODEL_KINDS):
+            weights = plan_host(directory, (0,)).weights
         if directory is not None and bundle_draws(directory):
-            return cls(None, Guide(), directory, drawing=LocalDrawing(directory))
+            return cls(None, Guide(), directory, weights, drawing=LocalDrawing(directory))
         local = read_local_model(directory) if directory else None
         digest = local.digest if local else ""
         tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
@@ -74,7 +79,9 @@ class RouterParts:
             except InputError as error:
                 log.warning("%s", error)
                 guide = Guide(problem=str(error))
-        return cls(local, guide, directory, tokenizers, is_copy=directory is not None and holds_copy(directory))
+        return cls(
+            local, guide, directory, weights, tokenizers, is_copy=directory is not None and holds_copy(directory)
+        )
 
 
 @dataclass(eq=False)
@@ -90,7 +97,9 @@ class ActiveRelease:
     requests: int = 0  # running
 
     @classmethod
-    def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
+    def over(cls, ring: Ring, own: RouterParts, name: str = "") -> Self:
+        """:param name: empty = prefer these weights, but serve others if the hosts hold those."""
+        view = RingView(ring, own.weights, pinned=bool(name))
         conditions = LatencyModel(view.rtts_ms)
         drawing = drawing_modes(view, own.drawing)
         return cls(view, all_modes(view, own, conditions), drawing, conditions, own.directory, name)

@@ -275,10 +275,11 @@ CHECK_S = 0.02
 class RingView:
     """A ring and one set of weights. Modes use this view, so all of a request's work is done with these weights."""
 
-    def __init__(self, ring: Ring, weights: Weights | None = None) -> None:
-        """:param weights: None = whatever the hosts hold, until `pin`."""
-        self.ring, self.settings = ring, ring.settings
-        self._weights, self.pinned = weights or (), weights is not None
+    def __init__(self, ring: Ring, weights: Weights = (), *, pinned: bool = True) -> None:
+        """:param weights: empty = whatever the hosts hold, until `pin`.
+        :param pinned: False = `unpin` them."""
+        self.ring, self.settings, self._first = ring, ring.settings, weights
+        self._weights, self.pinned = weights, pinned and bool(weights)
         self._release: stage_pb2.Release | None = None  # these weights as a host describes them
         self._has_path = False  # a path for them exists
         self._checked_until, self._seen = 0.0, -1
@@ -293,6 +294,11 @@ class RingView:
         """Stay with these weights, whatever the hosts load later."""
         self._look()
         self.pinned, self._seen = bool(self._weights), -1
+
+    @property
+    def replaced(self) -> bool:
+        """The hosts hold other weights than the ones of the start, which the router's own models belong to."""
+        return bool(self._first) and self.weights != self._first
 
     def unpin(self) -> None:
         """Prefer these weights, but use others if the hosts hold those."""

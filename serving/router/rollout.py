@@ -12,7 +12,7 @@ import grpc.aio
 
 from serving.router.active_release import ActiveRelease, RouterParts, smoke_test
 from serving.router.host_link import HostLink
-from serving.router.ring import Ring, RingView
+from serving.router.ring import Ring
 from serving.router.rollout_state import RETRY_S, ROLLOUT_STATES, Delivery, RolloutState
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
@@ -147,7 +147,7 @@ class Rollout(RolloutState):
             on_message(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
 
         own, *_ = await _all([in_thread(RouterParts.read, directory), *map(give, self.joining)])
-        served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
+        served = ActiveRelease.over(self.ring, own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
         self.change("all hosts have it")
         if not tried:
@@ -193,8 +193,7 @@ class Rollout(RolloutState):
         directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
         if directory is None:
             raise failed_precondition(f"the files of release {name} are no longer here: deploy it again")
-        plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), RouterParts.read(directory)))
-        return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
+        return ActiveRelease.over(self.ring, await asyncio.to_thread(RouterParts.read, directory), name)
 
 
 def find_release(name: str, store: ReleaseStore | None, checkpoint: Path | None) -> Path | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.audit import FINDINGS_NAME
 from serving.router.records import ROUTER_METRICS, RouterCounters
-from serving.router.ring import Ring, RingView
+from serving.router.ring import Ring
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
 from serving.router.settings import RouterSettings
@@ -69,9 +69,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=settings.topology.certificates)
-    rollout = Rollout(
-        ring, first_release(ring, store, settings.checkpoint, settings.frontier), store, settings.checkpoint
-    )
+    checkpoint = settings.checkpoint
+    current = first_release(ring, store, checkpoint, partial(RouterParts.read, checkpoint, settings.frontier))
+    rollout = Rollout(ring, current, store, checkpoint)
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
@@ -177,23 +177,25 @@ def _own_name(settings: RouterSettings) -> str:
 
 
 def first_release(
-    ring: Ring, store: ReleaseStore | None, checkpoint: Path | None, frontier: Path | None = None
+    ring: Ring, store: ReleaseStore | None, checkpoint: Path | None, read: Callable[[], RouterParts]
 ) -> ActiveRelease:
-    """The release served first: the last one deployed, or whatever the hosts hold."""
+    """The release served first: the last one deployed, or the checkpoint; without either, whatever the hosts hold.
+
+    :param read: reads the router's parts of the checkpoint.
+    """
     name = next(reversed(store.in_use), "") if store else ""
     directory = find_release(name, store, checkpoint) if name else None
     if directory is not None:
         try:
-            weights = plan_host(directory, (0,)).weights
-            own = RouterParts.read(directory, frontier if directory == checkpoint else None)
+            own = read() if directory == checkpoint else RouterParts.read(directory)
         except OnesweepError as error:
-            log.warning("the deployed release %s is damaged: serving the release of the hosts (%s)", name, error)
+            log.warning("the deployed release %s is damaged: serving another that the hosts hold (%s)", name, error)
         else:
             log.info("serving the deployed release %s", name)
-            return ActiveRelease.over(RingView(ring, weights), own, name)
+            return ActiveRelease.over(ring, own, name)
     elif name:
-        log.warning("release %s is no longer here: serving the release of the hosts", name)
-    return ActiveRelease.over(RingView(ring), RouterParts.read(checkpoint, frontier))
+        log.warning("release %s is no longer here: serving another that the hosts hold", name)
+    return ActiveRelease.over(ring, read())
 
 
 async def _until_stopped(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:

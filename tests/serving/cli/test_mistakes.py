@@ -141,10 +141,10 @@ FILES = [
     ("certs issue host paris --dir {tmp}/empty", 2, "onesweep certs init"),
 ]
 SERVERS = [
-    ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
+    ("down", 1, "nothing is up"),
     ("doctor", 1, "name the hosts with --topology"),
     ("compare x --modes ar,swep", 2, "unknown mode 'swep' in --modes (did you mean sweep"),
-    ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
+    ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one there"),
     ("generate x --router {host}", 1, "{host} is not a router; give the router's address"),
     ("generate x --router {taken} --timeout-s 0.1", 1, "accepts connections but does not answer in 0.1 s; it hangs"),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
