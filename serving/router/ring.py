@@ -297,8 +297,8 @@ class RingView:
 
     @property
     def replaced(self) -> bool:
-        """The hosts hold other weights than the ones of the start, which the router's own models belong to."""
-        return bool(self._first) and self.weights != self._first
+        """The hosts hold other models than those of the start, which the router's own belong to."""
+        return any(first and held and first != held for first, held in zip(self._first, self.weights, strict=False))
 
     def unpin(self) -> None:
         """Prefer these weights, but use others if the hosts hold those."""

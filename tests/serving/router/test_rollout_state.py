@@ -52,6 +52,15 @@ def follow(state: RolloutState, *events: str) -> str:
     return state.state
 
 
+async def test_a_router_begins_with_its_checkpoint_while_hosts_hold_it() -> None:
+    """Its own models belong to it."""
+    view = RingView(Ring(), weights_of(release("own")), pinned=False)
+    for held, found in ((("own", "new"), ("own", False)), (("new",), ("new", True))):
+        view.ring.links = [link_to("a", *held)]
+        view.unpin()
+        assert (view.release, view.replaced) == found
+
+
 async def test_a_deployment_is_alone_and_ends_where_it_began(state: RolloutState) -> None:
     for end in ROLLOUT_STATES:
         assert end == "rests" or not {"ends", "fails"}.isdisjoint(ROLLOUT_STATES[end]), "nothing is left in between"
