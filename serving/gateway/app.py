@@ -28,7 +28,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
 from serving.gateway.errors import COMMON_ERRORS, api_error_of, error_response
-from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
+from serving.gateway.middleware import (
+    FULL,
+    HTTP_METRICS,
+    MAX_HEAD_BYTES,
+    RequestBounds,
+    RequestLog,
+    host_name,
+    unreadable,
+)
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
@@ -126,11 +134,20 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert self.limit_concurrency is not None
-        if len(self.connections) >= self.limit_concurrency - 1 and (idle := self._longest_idle()):
+        # uvicorn would refuse in plain text: `handle_events` counts instead
+        self._limit, self.limit_concurrency = self.limit_concurrency, None
+        if len(self.connections) >= self._limit and (idle := self._longest_idle()):
             self.connections.discard(idle)
             idle.transport.abort()
         self.idle_since = self.loop.time()
         super().connection_made(transport)  # type: ignore[arg-type]
+
+    def handle_events(self) -> None:
+        self.app_state[FULL] = len(self.connections) > self._limit
+        super().handle_events()
+
+    def _should_upgrade(self) -> bool:
+        return False  # there is no WebSocket here, and uvicorn would log how to install one
 
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
@@ -200,7 +217,7 @@ class WebServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=min(MAX_CONNECTIONS, room) + 1,
+            limit_concurrency=min(MAX_CONNECTIONS, room),
             timeout_keep_alive=settings.keep_alive_s,
             backlog=1,
             timeout_graceful_shutdown=math.ceil(settings.drain_s),
@@ -222,9 +239,9 @@ def open_socket(listen: str) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except OSError as error:
-        raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
-        ) from None
+        reason = f"{error.strerror}".partition(" (")[0]  # Python appends the address
+        problem = f"cannot listen on {listen} ({reason}): the port is in use, or the address is not of this machine"
+        raise ServiceError(problem) from None
 
 
 def _read(certificate: Path, key: Path) -> ssl.SSLContext:
