@@ -113,7 +113,7 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
         raise DataError(f"{what}: give a file or a folder of UTF-8 text")
     files = sorted(p for p in path.rglob("*.txt") if p.is_file())
     if not files:
-        raise DataError(f"no .txt file under {path}")
+        raise DataError(f"no .txt file under {path}: name its files so, or give one file, with any name")
     train = [p for p in files if p.name == "train.txt"]
     valid = [p for p in files if p.name == "valid.txt"]
     if train and valid:

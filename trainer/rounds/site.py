@@ -30,7 +30,7 @@ from stages.errors import ConfigError, InputError, Interrupted, ServiceError
 from stages.wire.channel import parse_address
 from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
-from trainer.rounds.codecs import with_prefix
+from trainer.rounds.codecs import strip_prefix
 from trainer.rounds.parts import Learner
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.spec import RunSpec
@@ -326,7 +326,7 @@ def _packed(learner: Learner) -> bytes:
 
 def _unpack(learner: Learner, blob: bytes) -> None:
     tensors = load_tensors(blob)
-    learner.load(with_prefix(MODULE, tensors))
-    learner.optimizers.restore(with_prefix(OPTIMIZER, tensors))
+    learner.load(strip_prefix(MODULE, tensors))
+    learner.optimizers.restore(strip_prefix(OPTIMIZER, tensors))
     for part, copy in learner.part.copies.items():
-        copy.load_state_dict(with_prefix(f"{COPY}{part}/", tensors))
+        copy.load_state_dict(strip_prefix(f"{COPY}{part}/", tensors))

@@ -17,7 +17,7 @@ from stages.checkpoint.files import replace_file, sync
 from stages.errors import CheckpointError, InputError, ResumeError, file_errors
 from stages.wire.secret_files import exclusive
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, with_prefix
+from trainer.rounds.codecs import Tensors, strip_prefix
 
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
@@ -156,9 +156,9 @@ class Store:
 
     def get_version(self, part: str, number: int, sha256: str) -> Version:
         tensors = self._load(tensors_path(self.directory, VERSIONS, part, number), sha256)
-        weights = with_prefix(WEIGHTS, tensors)
+        weights = strip_prefix(WEIGHTS, tensors)
         difference = tensors[DIFFERENCE].numpy().tobytes() if DIFFERENCE in tensors else b""
-        return Version(weights, with_prefix(PUBLIC, tensors) or weights, with_prefix(OUTER, tensors), difference)
+        return Version(weights, strip_prefix(PUBLIC, tensors) or weights, strip_prefix(OUTER, tensors), difference)
 
     def forget(self, part: str, updates: Sequence[str], before: int) -> None:
         """Drop these updates, and versions below `before`."""

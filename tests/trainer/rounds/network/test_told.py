@@ -23,7 +23,7 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         ([*WORK, "--patience", "nan"], "--patience must be from 0"),
         ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
         ([*COORDINATE, "--config", "H0"], "steps_per_round must be a whole number from 1"),
-        (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
+        (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1: check the address, and"),
     ],
 )
 def test_commands_say_what_is_wrong(
