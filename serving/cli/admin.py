@@ -103,8 +103,9 @@ def run_sign(options: argparse.Namespace) -> int:
     key, signature = sign(release.signed, options.key)
     # Drop signatures of an earlier state of the files; keep those of other keys, so that keys can change one by one.
     others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
+    signatures = [*others, (key, signature)][-MAX_SIGNATURES:]
     try:
-        write_signatures(options.checkpoint, signatures := [*others, (key, signature)][-MAX_SIGNATURES:])
+        write_signatures(options.checkpoint, signatures)
     except OSError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
     print(f"release {release.name}, {counted(len(signatures), 'signature')}")
