@@ -45,7 +45,8 @@ class WeightCache:
         self.held: dict[str, CachedWeights] = {}
         self._client, self._worker, self._lease, self._like = client, worker, lease, like
         self._incoming = directory / INCOMING
-        self._incoming.mkdir(exist_ok=True)
+        with file_errors(CheckpointError, f"cannot store weights in {self._incoming}"):
+            self._incoming.mkdir(exist_ok=True)
 
     def summary(self) -> list[rounds_pb2.Held]:
         return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]
