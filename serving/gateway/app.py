@@ -72,7 +72,8 @@ def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    return error_response(api_error_of(error, request.url.path))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    return error_response(api_error_of(error, request.url.path, body and body.field_info.annotation))
 
 
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
