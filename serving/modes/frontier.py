@@ -33,17 +33,17 @@ class Option:
     mode: str
     settings: tuple[tuple[str, Any], ...]
     # Judge bits per byte: fewer are better.
-    bits: float = field(metadata=limits(least=0))
-    output_tokens: int = field(metadata=limits(least=1))
+    bits: float = field(metadata=limits(minimum=0))
+    output_tokens: int = field(metadata=limits(minimum=1))
     # Mean over texts; likewise those below.
-    sweeps: float = field(metadata=limits(least=0))
+    sweeps: float = field(metadata=limits(minimum=0))
     # Enough for most texts: a high quantile.
-    sweeps_high: float = field(metadata=limits(least=0))
+    sweeps_high: float = field(metadata=limits(minimum=0))
     # Compute time of all hosts together.
-    host_ms: float = field(metadata=limits(least=0))
-    router_ms: float = field(metadata=limits(least=0))
+    host_ms: float = field(metadata=limits(minimum=0))
+    router_ms: float = field(metadata=limits(minimum=0))
     # Payload of all hops.
-    wire_bytes: float = field(metadata=limits(least=0))
+    wire_bytes: float = field(metadata=limits(minimum=0))
     bits_low: float | None = None
     bits_high: float | None = None
 
