@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stages.checkpoint.files import replace_file, sync
-from stages.errors import CheckpointError, InputError, ResumeError, file_errors
+from stages.errors import CheckpointError, InputError, ResumeError, file_errors, regular
 from stages.wire.secret_files import exclusive
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, strip_prefix
@@ -233,8 +233,8 @@ def open_store(directory: Path) -> Iterator[Store]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection for any thread, one at a time. Raises sqlite3.Error."""
-    return sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    """A connection for any thread, one at a time. Raises sqlite3.Error, CheckpointError."""
+    return sqlite3.connect(regular(path), timeout=BUSY_S, check_same_thread=False)
 
 
 def read_events(database: sqlite3.Connection) -> list[Record]:

@@ -42,7 +42,7 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
 
     :param site: the site whose first machine this is.
     """
-    with file_errors(ConfigError, f"cannot store a worker's state in {settings.state}"):
+    with file_errors(ConfigError, f"cannot store a worker's state in {settings.state / INCOMING}"):
         (settings.state / INCOMING).mkdir(parents=True, exist_ok=True)
     taken = ResumeError(f"another worker is using the state in {settings.state}: give another --state")
     with exclusive(settings.state / LOCK_NAME, taken):

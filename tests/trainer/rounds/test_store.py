@@ -277,6 +277,9 @@ def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give the folder `rounds` of a coordinator's --out"):
         audit(tmp_path / "nowhere")
     (tmp_path / "locked" / DATABASE).mkdir(parents=True)
+    os.mkfifo(tmp_path / "locked" / "fifo")
+    with pytest.raises(CheckpointError, match="fifo is not a regular file"):
+        trainer.rounds.store.connect(tmp_path / "locked" / "fifo")
     with pytest.raises(InputError, match=r"cannot read .*: unable to open database file; run this as the user of"):
         audit(tmp_path / "locked")
 
