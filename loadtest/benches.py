@@ -57,18 +57,18 @@ CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=abso
 @dataclass(frozen=True)
 class HostBenchSettings:
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
-    max_tokens: int | None = setting(None, "tokens to generate; for a byte model, bytes", shown="128", least=1)
-    levels: int = setting(12, "steps from noise to picture, for a bundle that draws", metavar="K", least=1)
-    batch: int = setting(16, "requests per mode, one by one and then at once", least=1, most=MAX_AT_ONCE)
-    rounds: int = setting(5, "rounds of requests at once", metavar="R", least=1)
+    hosts: int | None = setting(None, "hosts that share the parts of the model", minimum=1, shown="3")
+    max_tokens: int | None = setting(None, "tokens to generate; for a byte model, bytes", shown="128", minimum=1)
+    levels: int = setting(12, "steps from noise to picture, for a bundle that draws", metavar="K", minimum=1)
+    batch: int = setting(16, "requests per mode, one by one and then at once", minimum=1, maximum=MAX_AT_ONCE)
+    rounds: int = setting(5, "rounds of requests at once", metavar="R", minimum=1)
 
 
 @dataclass(frozen=True)
 class PeerSettings:
     checkpoint: Path = field(metadata=flag("bundle imported from --source", metavar="DIR", type=absolute))
     source: Path = field(metadata=flag("the model file, for llama.cpp", metavar="FILE.gguf", type=absolute))
-    rounds: int = setting(3, "rounds, each measuring both in turn", metavar="R", least=1)
+    rounds: int = setting(3, "rounds, each measuring both in turn", metavar="R", minimum=1)
     rpc: Path | None = setting(
         None, "llama.cpp's build/bin with RPC: also over far links, which needs root", metavar="DIR", type=absolute
     )
@@ -127,12 +127,12 @@ class WanSettings:
     texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
     temperature: float | None = setting(None, "temperature of all requests", metavar="T", shown="the router's default")
     # Turns of each variant, with `at_once` requests each, after a warm-up turn.
-    requests: int = setting(10, "turns per variant", metavar="R", least=1)
-    at_once: int = setting(1, "requests per turn, at once", least=1, most=MAX_AT_ONCE)
+    requests: int = setting(10, "turns per variant", metavar="R", minimum=1)
+    at_once: int = setting(1, "requests per turn, at once", minimum=1, maximum=MAX_AT_ONCE)
     # Every variant counts up from this seed, so that all get the same requests.
-    seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
+    seed: int = setting(0, "seed of the first request", metavar="S", minimum=0, maximum=MAX_SEED)
     # None: three, or one per block if there are fewer.
-    hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
+    hosts: int | None = setting(None, "hosts that share the blocks", minimum=1, shown="3")
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     # From --bytes, --max-tokens or --levels; and prompts from `texts`, or classes to draw. Empty: the bundle's.
     lengths: tuple[Length, ...] = ()
@@ -244,16 +244,16 @@ def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
 class ChaosSettings:
     """A deployment, a load, and the faults."""
 
-    minutes: float = setting(10.0, "minutes of load", metavar="M", above=0, most=7 * 24 * 60)
+    minutes: float = setting(10.0, "minutes of load", metavar="M", above=0, maximum=7 * 24 * 60)
     profile: str = setting("links-60", "network profile; loopback needs no root, but cannot be cut", metavar="P")
-    seed: int = setting(0, "seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
+    seed: int = setting(0, "seed for the fault schedule and the prompts", metavar="S", minimum=0, maximum=(1 << 32) - 1)
     length_scale: float = 1.0  # factor on every fault's length: below 1, a test takes less time
     checkpoint: Path | None = setting(None, "bundle to serve", shown="the shipped weights", metavar="DIR")
     requests_at_once: int = 4
     patience_s: float = 60.0  # after which a client gives up a request
     warm_up_s: float = 5.0  # load before the first fault
     simulate: bool = setting(False, "run fault schedules, drawn from --seed onwards, on a tiny model in virtual time")
-    schedules: int = setting(1000, "with --simulate: number of schedules", least=1, most=10_000_000)
+    schedules: int = setting(1000, "with --simulate: number of schedules", minimum=1, maximum=10_000_000)
 
     @property
     def seconds(self) -> float:
@@ -296,14 +296,14 @@ class QualitySettings:
         metavar="M[,M]",
         shown="all served",
     )
-    count: int = setting(100, "prompts, or pictures per row", least=1)
-    max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
+    count: int = setting(100, "prompts, or pictures per row", minimum=1)
+    max_bytes: int = setting(256, "bytes to generate", name="--bytes", minimum=1)
     prompt_bytes: int = 64  # of a prompt
     levels: tuple[int, ...] = setting((12,), "steps from noise to picture", metavar="K[,K]")
     judge: Path = setting(
         JUDGE, "judge of pictures; if missing, it is trained on --pictures", type=absolute, shown="for Fashion-MNIST"
     )
-    seed: int = setting(0, "seed of the first request; later ones count up", metavar="S", least=0, most=MAX_SEED)
+    seed: int = setting(0, "seed of the first request; later ones count up", metavar="S", minimum=0, maximum=MAX_SEED)
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)
     in_flight: int = 8  # requests at once; with `write`, one
     write: Path | None = setting(None, "file for the frontier that mode auto chooses from: DIR/frontier.json")

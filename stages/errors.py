@@ -114,12 +114,13 @@ def library_errors(made: Callable[[str], Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def file_errors(kind: type[OnesweepError], what: str, advice: str = "") -> Iterator[None]:
+def file_errors(kind: type[OnesweepError], what: str = "", advice: str = "") -> Iterator[None]:
     """A `with` block that rewords OSErrors, as in "cannot write PATH: No space left on device; free some space".
 
-    :param what: the words before the system's; advice: the words after them.
+    :param what: the words before the system's, by default "cannot read PATH"; advice: the words after them.
     """
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}{advice and f'; {advice}'}") from None
+        words = f"{error.strerror or error}".partition(" (while ")[0]  # Python adds the address that a socket is for
+        raise kind(f"{what or f'cannot read {error.filename}'}: {words}{advice and f'; {advice}'}") from None

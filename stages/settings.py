@@ -3,7 +3,7 @@
     @dataclass(frozen=True)
     class LoadSettings:
         checkpoint: Path = field(metadata=flag("bundle to serve", metavar="DIR"))  # --checkpoint DIR, required
-        users: int = setting(8, "users at once", least=1)  # --users N   users at once (8)
+        users: int = setting(8, "users at once", minimum=1)  # --users N   users at once (8)
         timeout_s: float = setting(60.0, "deadline of a request", above=0)  # --timeout-s S
         modes: tuple[str, ...] = setting(("ar",), "modes", metavar="M[,M]")  # --modes M[,M]
         codec: Literal["fp32", "int8"] = setting("int8", "what travels")  # --codec {fp32,int8}
@@ -11,7 +11,7 @@
         verify: bool = setting(True, "accept any text")  # --no-verify
         lease_s: float = setting(9.0, "free it after", rare=True)  # --set lease_s=S
         lab: LabSettings = field(default_factory=LabSettings)  # its flags too; in TOML the section [lab]
-        seed: int = field(default=0, metadata=limits(least=0))  # no flag, but bounds for TOML and `check`
+        seed: int = field(default=0, metadata=limits(minimum=0))  # no flag, but bounds for TOML and `check`
 
         def __post_init__(self) -> None:
             check(self)
@@ -63,33 +63,33 @@ _UNITS = {"s": "S", "ms": "MS", "mb": "MB"}
 class Bounds:
     """The numbers that a setting accepts; `above` itself is excluded."""
 
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     above: float | None = None
 
     def hold(self, value: float) -> bool:
         """True if `value` is within the bounds; false for NaN, infinity and whole numbers larger than any float."""
         return (
             abs(value) <= sys.float_info.max
-            and (self.least is None or value >= self.least)
+            and (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
+            and (self.maximum is None or value <= self.maximum)
         )
 
     def words(self, value: float) -> str:
         """The bounds that `value` breaks, for an error: "above 0", "at least 1", "at most 9", "from 1 to 9"."""
-        if self.least is not None and self.most is not None:
-            return f"from {_shown(self.least)} to {_shown(self.most)}"
-        if self.most is not None and value > self.most:
-            return f"at most {_shown(self.most)}"
+        if self.minimum is not None and self.maximum is not None:
+            return f"from {_shown(self.minimum)} to {_shown(self.maximum)}"
+        if self.maximum is not None and value > self.maximum:
+            return f"at most {_shown(self.maximum)}"
         if self.above is not None:
             return f"above {_shown(self.above)}"
-        return "finite" if self.least is None else f"at least {_shown(self.least)}"
+        return "finite" if self.minimum is None else f"at least {_shown(self.minimum)}"
 
 
-def limits(*, least: float | None = None, most: float | None = None, above: float | None = None) -> dict[str, Any]:
+def limits(*, minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> dict[str, Any]:
     """Metadata of a field with bounds and no flag."""
-    return {"bounds": Bounds(least, most, above)}
+    return {"bounds": Bounds(minimum, maximum, above)}
 
 
 def flag(
@@ -97,8 +97,8 @@ def flag(
     *,
     name: str | None = None,
     shown: str | None = None,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     above: float | None = None,
     rare: bool = False,
     **argument: Any,  # noqa: ANN401 - whatever `add_argument` takes
@@ -109,7 +109,7 @@ def flag(
     entries separated by commas; with `action="append"` or `nargs`, one per word. `argument` goes to `add_argument`.
     A `rare` field has no flag of its own: `--set NAME=VALUE` sets it.
     """
-    bounds = Bounds(least, most, above)
+    bounds = Bounds(minimum, maximum, above)
     return {"flag": name, "help": help, "shown": shown, "argument": argument, "bounds": bounds, "rare": rare}
 
 

@@ -34,8 +34,8 @@ class SharedFlags:
     config: Path | None = setting(None, "settings in TOML; flags override them")
     data: Path | None = setting(None, "UTF-8 text, file or folder (Python's docs)", metavar="PATH")
     tokenizer: Path | None = setting(None, "tokenizer.json: train on its tokens (bytes without it)")
-    steps: int | None = setting(None, "training steps per part, or per worker", least=1, most=MAX_COUNT)
-    threads: int | None = setting(None, "processor threads (all cores)", least=1, most=MAX_THREADS)
+    steps: int | None = setting(None, "training steps per part, or per worker", minimum=1, maximum=MAX_COUNT)
+    threads: int | None = setting(None, "processor threads (all cores)", minimum=1, maximum=MAX_THREADS)
     device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     json: bool = setting(False, "print JSON")
 
@@ -145,9 +145,9 @@ class Evaluation:
     checkpoints: tuple[Path, ...] = field(
         metadata=flag("checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
     )
-    windows: int = setting(24, "evenly spaced windows to score", least=1)
-    min_context: int = setting(64, "context at the start of each window, read but not scored", metavar="BYTES", least=1)
-    steps: int = setting(4, "Euler steps per block", least=1)
+    windows: int = setting(24, "evenly spaced windows to score", minimum=1)
+    min_context: int = setting(64, "context at each window's start, read but not scored", metavar="BYTES", minimum=1)
+    steps: int = setting(4, "Euler steps per block", minimum=1)
 
 
 add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads json")

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from loadtest.lab.namespaces import LabError, prctl
 from loadtest.lab.profile import Link
+from stages.errors import file_errors
 
 # The arithmetic of a directed link: the delivery time of a packet that arrives now, or its loss.
 
@@ -92,14 +93,12 @@ def apply_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None
 
 def send_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
     """Have a lab's process cut or restore these links. Raises LabError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+    no_answer = file_errors(LabError, f"the lab process {pid} does not answer")
+    with no_answer, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         own.settimeout(REPLY_S)
         own.bind("")  # the kernel chooses a name for the answer
-        try:
-            own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
-            own.recv(MAX_BYTES)
-        except OSError as error:
-            raise LabError(f"the lab process {pid} does not answer: {error}") from None
+        own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
+        own.recv(MAX_BYTES)
 
 
 def _name(pid: int) -> str:

@@ -20,14 +20,14 @@ DEFAULT_QUEUE_MS = 100.0
 class Link:
     """Delay, rate, queue and loss from one node to another. Raises ConfigError for impossible values."""
 
-    delay_ms: float = field(default=0.0, metadata=limits(least=0, most=60_000))  # propagation, one way
+    delay_ms: float = field(default=0.0, metadata=limits(minimum=0, maximum=60_000))  # propagation, one way
     # Megabits (10^6) of IP packets per second; None for no limit.
-    rate_mbps: float | None = field(default=None, metadata=limits(above=0, most=100_000))
+    rate_mbps: float | None = field(default=None, metadata=limits(above=0, maximum=100_000))
     # Longest queue before packets are dropped; by default 100.
     queue_ms: float | None = field(default=None, metadata=limits(above=0))
     # Each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept.
-    jitter_ms: float = field(default=0.0, metadata=limits(least=0))
-    loss: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share lost before the queue
+    jitter_ms: float = field(default=0.0, metadata=limits(minimum=0))
+    loss: float = field(default=0.0, metadata=limits(minimum=0, maximum=0.99))  # share lost before the queue
 
     def __post_init__(self) -> None:
         check(self)

@@ -92,11 +92,11 @@ class LoadPlan:
 class LoadSettings:
     target: TestbedSettings = field(default_factory=TestbedSettings)
     modes: tuple[str, ...] = setting(("sweep",), "modes, one run each", name="--mode", metavar="M[,M]")
-    users: tuple[int, ...] = setting((8,), "numbers of users, one run each", metavar="U[,U]", least=1, most=MAX)
-    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MAX)
-    max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MAX)
-    first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MAX_SEED)
-    cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MAX)
+    users: tuple[int, ...] = setting((8,), "numbers of users, one run each", metavar="U[,U]", minimum=1, maximum=MAX)
+    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, maximum=MAX)
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes", minimum=1, maximum=MAX)
+    first_seed: int = setting(0, "first seed", name="--seed", metavar="S", minimum=0, maximum=MAX_SEED)
+    cases: int = setting(64, "distinct texts that users request", name="--texts", minimum=1, maximum=MAX)
     warm_up_s: float = 3.0  # under load before the measurement
     timeout_s: float = 60.0  # deadline of a request
 

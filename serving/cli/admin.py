@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, OnesweepError, file_errors
 from stages.progress import counted
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 from stages.wire.secret_files import file_lock, write_file
@@ -103,10 +103,9 @@ def run_sign(options: argparse.Namespace) -> int:
     key, signature = sign(release.signed, options.key)
     # Drop signatures of an earlier state of the files; keep those of other keys, so that keys can change one by one.
     others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
-    try:
-        write_signatures(options.checkpoint, signatures := [*others, (key, signature)][-MAX_SIGNATURES:])
-    except OSError as error:
-        raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
+    signatures = [*others, (key, signature)][-MAX_SIGNATURES:]
+    with file_errors(InputError, f"cannot write signatures into {options.checkpoint}"):
+        write_signatures(options.checkpoint, signatures)
     print(f"release {release.name}, {counted(len(signatures), 'signature')}")
     return 0
 

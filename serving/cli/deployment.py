@@ -33,7 +33,7 @@ from serving.cli.servers import (
 )
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.client.failover import HandshakeError
-from serving.client.result import unready_words
+from serving.client.result import HostsLost, unready_words
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.memory import with_large_pages
@@ -134,7 +134,9 @@ class Deployment:
                 if answer == "":
                     return
                 if answer:
-                    waiting(reason := answer)
+                    reason = answer
+                    # the processes run, so a host that does not answer is about to
+                    waiting("the hosts start" if isinstance(answer, HostsLost) else answer)
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")

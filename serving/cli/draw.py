@@ -13,6 +13,7 @@ from serving.router.request import DEFAULT_TIMEOUT_S
 from stages.errors import InputError
 from stages.progress import aligned, counted
 from stages.settings import add_flags, check_destination
+from stages.signals import deferred
 
 SCALE = 4  # file pixels per drawn pixel, for pictures smaller than SMALL
 SMALL = 128
@@ -96,7 +97,8 @@ def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
 
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1
-    with staged_file(path, lambda file: DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")) as staged:
+    sheet = DrawnPictures(pixels).sheet(columns, scale)
+    with staged_file(path, lambda file: sheet.save(file, "PNG")) as staged, deferred():  # else an empty file may stay
         try:
             path.open("xb").close()  # take the name first: a rename would replace a file that came while we drew
         except FileExistsError:

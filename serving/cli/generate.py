@@ -130,13 +130,11 @@ def router_here(given: str | None) -> tuple[str, Topology | None]:
 def add_generate(generate: argparse.ArgumentParser) -> None:
     _add_request(generate)
     generate.add_argument("--mode", default=Request.mode, metavar="M", help=f"{', '.join(MODES)} ({Request.mode})")
-    generate.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
     compare.add_argument("--modes", metavar="M[,M]", help="such as ar,sweep:steps=16 (all served modes)")
-    compare.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +144,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, Request)
     parser.set_defaults(seed=0)
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - a request's settings

@@ -1,21 +1,22 @@
 """The parser of a command: without abbreviations, with one-sentence errors that name a remedy."""
 
 import argparse
-import math
 import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from serving.cli.commands import Command, Family, Words, find, near, walk
 from stages.errors import InputError, close_to, quoted
 from stages.limits import MAX_THREADS
-from stages.settings import SetAction
+from stages.settings import Bounds, SetAction
 
 WIDTH = 100
 CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # in a source tree; a wheel has none
+MAXIMA = {"threads": MAX_THREADS, "port": 65535}
 REMOVED_HINT = " (CHANGELOG.md says what to use now)"
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
@@ -54,11 +55,9 @@ class CommandParser(argparse.ArgumentParser):
     def _unknown_option(self) -> str:
         """A sentence about the first unknown option; empty if all are known."""
         known = self._option_string_actions
-        for word in self._words:
+        for word in takewhile("--".__ne__, self._words):
             name = word.partition("=")[0]
-            if word == "--" or not word.startswith("-") or name in known or re.fullmatch(r"-+[\d.]*", word):
-                if word == "--":
-                    break
+            if not word.startswith("-") or name in known or re.fullmatch(r"-+[\d.]*", word):
                 continue
             if not word.startswith("--"):
                 return f"no option {name}: write -- before a text that begins with a dash"
@@ -195,9 +194,6 @@ def prompt_of(word: str) -> str:
 def check_positive(options: argparse.Namespace, *names: str) -> None:
     """Raise InputError unless these options are above 0 and not absurdly large."""
     for name in names:
-        value = getattr(options, name)
-        flag = "--" + name.replace("_", "-")
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"{flag} must be above 0, not {value}")
-        if value is not None and value > (most := {"threads": MAX_THREADS, "port": 65535}.get(name, math.inf)):
-            raise InputError(f"{flag} must be at most {most}, not {value}")
+        value, bounds = getattr(options, name), Bounds(maximum=MAXIMA.get(name), above=0)
+        if value is not None and not bounds.hold(value):
+            raise InputError(f"--{name.replace('_', '-')} must be {bounds.words(value)}, not {value}")

@@ -21,12 +21,12 @@ class DrawingRequest:
 
     # Class names or numbers; "" for any class.
     classes: Sequence[str]
-    pictures: int = setting(1, "pictures of each class", least=1, most=MAX_PICTURES, metavar="N")
+    pictures: int = setting(1, "pictures of each class", minimum=1, maximum=MAX_PICTURES, metavar="N")
     mode: str = setting("chain", ", ".join(DRAWING_MODES), metavar="M")
     # Each further picture has the next seed.
-    seed: int = setting(0, "the same seed gives the same picture", least=0, most=MAX_SEED, metavar="S")
+    seed: int = setting(0, "the same seed gives the same picture", minimum=0, maximum=MAX_SEED, metavar="S")
     levels: int | None = setting(
-        None, f"steps from noise to picture ({DEFAULT_LEVELS})", least=1, most=MAX_COUNT, metavar="K"
+        None, f"steps from noise to picture ({DEFAULT_LEVELS})", minimum=1, maximum=MAX_COUNT, metavar="K"
     )
     solver: str | None = setting(None, "euler, 2m (2m)", rare=True)
     guidance: float | None = setting(None, f"pull towards the class; 1 = off ({DEFAULT_GUIDANCE:g})", metavar="G")

@@ -11,8 +11,6 @@ import math
 import select
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,12 +26,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
 from serving.gateway.errors import COMMON_ERRORS, api_error_of, error_response
-from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
+from serving.gateway.middleware import (
+    FULL,
+    HTTP_METRICS,
+    MAX_HEAD_BYTES,
+    RequestBounds,
+    RequestLog,
+    host_name,
+    unreadable,
+)
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, OnesweepError, ServiceError, file_errors
 from stages.signals import RESERVED, descriptor_limit, free_descriptors, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.channel import parse_address
@@ -64,7 +70,8 @@ def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    return error_response(api_error_of(error, request.url.path))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    return error_response(api_error_of(error, request.url.path, body and body.field_info.annotation))
 
 
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
@@ -76,7 +83,7 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     with open_socket(settings.listen) as listener:
         if settings.seeing.metrics is not None:
             lookout.serve(HTTP_METRICS, app.read)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(server._serve([listener]))  # without signals, which `serve` would raise again
         log.info("http: live on %s, router %s", settings.url, settings.router)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,11 +133,20 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert self.limit_concurrency is not None
-        if len(self.connections) >= self.limit_concurrency - 1 and (idle := self._longest_idle()):
+        # uvicorn would refuse in plain text: `handle_events` counts instead
+        self._limit, self.limit_concurrency = self.limit_concurrency, None
+        if len(self.connections) >= self._limit and (idle := self._longest_idle()):
             self.connections.discard(idle)
             idle.transport.abort()
         self.idle_since = self.loop.time()
         super().connection_made(transport)  # type: ignore[arg-type]
+
+    def handle_events(self) -> None:
+        self.app_state[FULL] = len(self.connections) > self._limit
+        super().handle_events()
+
+    def _should_upgrade(self) -> bool:
+        return False  # there is no WebSocket here, and uvicorn would log how to install one
 
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
@@ -174,7 +190,7 @@ class _Listener(socket.socket):
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server that ends when `should_exit` is set, and leaves signals alone.
+    """A uvicorn server that ends when `should_exit` is set; `_serve`, unlike `serve`, leaves signals alone.
 
     It holds at most MAX_CONNECTIONS, or fewer if the limit of descriptors is lower. A further one closes the connection
     that has been without a request for longest; if all have one, it gets a 503. On a public gateway, the proxy in front
@@ -200,7 +216,7 @@ class WebServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=min(MAX_CONNECTIONS, room) + 1,
+            limit_concurrency=min(MAX_CONNECTIONS, room),
             timeout_keep_alive=settings.keep_alive_s,
             backlog=1,
             timeout_graceful_shutdown=math.ceil(settings.drain_s),
@@ -209,22 +225,13 @@ class WebServer(uvicorn.Server):
         )
         super().__init__(config)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing, because uvicorn would raise each signal again after it ends."""
-        yield
-
 
 def open_socket(listen: str) -> socket.socket:
     """A listening socket. Raises ServiceError."""
     host, port = parse_address(listen, "listen address")
-    try:
+    with file_errors(ServiceError, f"cannot listen on {listen}", "give another --listen, or stop what listens there"):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
-    except OSError as error:
-        raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
-        ) from None
 
 
 def _read(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -232,13 +239,9 @@ def _read(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2: only AEAD ciphers
     context.set_alpn_protocols(["http/1.1"])
-    try:
+    what = f"cannot use --tls-cert {certificate} with --tls-key {key}"
+    with file_errors(InputError, what, "give PEM files of one certificate and its unlocked key"):
         # without a passphrase callback, a locked key would prompt on the terminal
         context.load_cert_chain(certificate, key, password=lambda: "")
         check_secret(key)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise InputError(
-            f"cannot use --tls-cert {certificate} with --tls-key {key} "
-            f"({getattr(error, 'strerror', None) or error}): give PEM files of one certificate and its unlocked key"
-        ) from None
     return context

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from serving.client.failover import RequestRefused, RouterError
 from serving.gateway.base_fields import INSTEAD
 from serving.router.request import SETTINGS
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, OnesweepError, close_to
 
 _SHOWN = 80  # most characters quoted of a wrong value
 REQUEST_ID = "x-request-id"
@@ -106,12 +106,12 @@ class ApiError(HTTPException):
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
-def api_error_of(error: Exception, path: str = "") -> ApiError:
-    """The answer to an exception: ours, one for a wrong field, or the framework's. path: the requested path."""
+def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiError:
+    """The answer to an exception: ours, one for a wrong field, or the framework's. path, model: of the request."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        return field_error(error.errors(), error.body)
+        return field_error(error.errors(), error.body, model)
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
@@ -171,9 +171,16 @@ def _specificity(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[
     return len(path), [int(part) for part in path if part.isdigit()], not error["type"].endswith("_type")
 
 
-def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """The answer to pydantic's list of errors in a body, about the first field and the deepest place in it, because
-    pydantic reports a value of a union type as wrong for each member."""
+def _fields_at(model: object, path: Sequence[str]) -> Collection[str]:
+    """The fields of the object that holds the field at `path`; none for an object in a list or of several types."""
+    for name in path[:-1]:
+        model = getattr(getattr(model, "model_fields", {}).get(name), "annotation", None)
+    return getattr(model, "model_fields", ())
+
+
+def field_error(errors: Sequence[Mapping[str, Any]], body: object, model: object = None) -> ApiError:
+    """The answer to pydantic's list of errors in a body for `model`, about the first field and the deepest place in it,
+    because pydantic reports a value of a union type as wrong for each member."""
     first_errors = (each for each in errors if each["loc"][:2] == errors[0]["loc"][:2])
     by_kind = dict[tuple[str, ...], Mapping[str, Any]]()  # the first error for each member
     for each in first_errors:
@@ -182,8 +189,9 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     param, name = ".".join(path) or None, path[0] if path else ""
     if first["type"] == "extra_forbidden":
         is_own = param in _OWN_FIELDS
-        instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "", "leave it out")
-        words = f"unknown or unsupported field {param!r}: {instead}"
+        instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "")
+        guess = "" if instead else close_to(path[-1], _fields_at(model, path))
+        words = f"unknown or unsupported field {param!r}{guess}: {instead or 'leave it out'}"
         return ApiError(400, words, param=param, code="unknown_field")
     if (expected := _EXPECTED.get(first["type"])) is None:  # a sentence of ours
         words = str(first["msg"]).removeprefix("Value error, ")

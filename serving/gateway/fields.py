@@ -78,7 +78,7 @@ def _setting_field(name: str, description: str = "") -> Any:  # noqa: ANN401
     """A field with the help and bounds of `Request`, which checks them, so that all clients get the same sentence."""
     about = _SETTINGS_BY_NAME[name].metadata
     bounds = about.get("bounds", Bounds())
-    limits = {"minimum": bounds.least, "maximum": bounds.most, "exclusiveMinimum": bounds.above}
+    limits = {"minimum": bounds.minimum, "maximum": bounds.maximum, "exclusiveMinimum": bounds.above}
     return Field(
         default=None,
         description=description or about["http"] or about["help"].rpartition(" (")[0],

@@ -42,6 +42,7 @@ SECURITY_HEADERS = {
 
 # Limit on a request without its body.
 MAX_HEAD_BYTES = 64 << 10
+FULL = "full"  # in the state of a request over a connection too many
 CLOSING = {"connection": "close"}  # the rest of the body may never arrive
 
 
@@ -88,6 +89,10 @@ def _too_large() -> ApiError:
     return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
 
 
+def _busy(reason: str) -> ApiError:
+    return ApiError(503, f"{reason}: try again later", headers=CLOSING | {"retry-after": "1"})
+
+
 class RequestBounds:
     """Middleware that reads the whole body first, and cancels the handler when the client leaves.
 
@@ -104,6 +109,8 @@ class RequestBounds:
         try:
             if sum(map(len, (scope["raw_path"], scope["query_string"], *chain(*headers.raw)))) > MAX_HEAD_BYTES:
                 raise unreadable()
+            if scope.get("state", {}).get(FULL):
+                raise _busy("every connection of this server has a request")
             check_site(self.names, scope["method"], headers)
             if (body := await self._read(receive, headers)) is None:
                 return
@@ -130,11 +137,7 @@ class RequestBounds:
                         raise _too_large()
                     grown = max(len(body) - SMALL_BODY_BYTES, 0) - counted
                     if grown and self._received_bytes + grown > BODIES_BYTES:
-                        raise ApiError(
-                            503,
-                            "too many large bodies are in flight: try again later",
-                            headers=CLOSING | {"retry-after": "1"},
-                        )
+                        raise _busy("too many large bodies are in flight")
                     counted, self._received_bytes = counted + grown, self._received_bytes + grown
                     more = message.get("more_body", False)
         except TimeoutError:

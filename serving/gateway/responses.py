@@ -158,17 +158,13 @@ class ResponseRequest(SampledRequest):
         if isinstance(choice, ResponseToolChoice):
             choice = ToolChoice(type="function", function=choice)
         return ChatRequest(
-            model=self.model,
+            **{name: getattr(self, name) for name in SampledRequest.model_fields},
             messages=self._messages(),
             response_format=kind,
             tools=[ChatTool(type="function", function=tool) for tool in self.tools or []],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
             max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            onesweep=self.onesweep,
         )
 
     def _messages(self) -> list[ChatMessage]:

@@ -37,9 +37,9 @@ class HttpSettings:
     allow_hosts: tuple[str, ...] = setting(
         (), "a host name of this server; repeat", name="--allow-host", metavar="NAME", action="append"
     )
-    timeout_s: float = setting(120.0, "of requests without one", above=0, most=MAX_TIMEOUT_S, rare=True)
+    timeout_s: float = setting(120.0, "of requests without one", above=0, maximum=MAX_TIMEOUT_S, rare=True)
     seeing: ObservabilitySettings = UNOBSERVED
-    keep_alive_s: int = setting(KEEP_ALIVE_S, "an idle connection is closed after", least=1, rare=True)
+    keep_alive_s: int = setting(KEEP_ALIVE_S, "an idle connection is closed after", minimum=1, rare=True)
     drain_s: float = setting(DRAIN_S, "time for running answers to finish", above=0, rare=True)
 
     def __post_init__(self) -> None:

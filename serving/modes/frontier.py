@@ -15,7 +15,7 @@ from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.router.accounting import Account
 from serving.router.request import Request
-from stages.errors import InputError, quoted, regular
+from stages.errors import InputError, file_errors, quoted, regular
 from stages.settings import from_toml, limits
 
 VERSION = 1
@@ -33,17 +33,17 @@ class Option:
     mode: str
     settings: tuple[tuple[str, Any], ...]
     # Judge bits per byte: fewer are better.
-    bits: float = field(metadata=limits(least=0))
-    output_tokens: int = field(metadata=limits(least=1))
+    bits: float = field(metadata=limits(minimum=0))
+    output_tokens: int = field(metadata=limits(minimum=1))
     # Mean over texts; likewise those below.
-    sweeps: float = field(metadata=limits(least=0))
+    sweeps: float = field(metadata=limits(minimum=0))
     # Enough for most texts: a high quantile.
-    sweeps_high: float = field(metadata=limits(least=0))
+    sweeps_high: float = field(metadata=limits(minimum=0))
     # Compute time of all hosts together.
-    host_ms: float = field(metadata=limits(least=0))
-    router_ms: float = field(metadata=limits(least=0))
+    host_ms: float = field(metadata=limits(minimum=0))
+    router_ms: float = field(metadata=limits(minimum=0))
     # Payload of all hops.
-    wire_bytes: float = field(metadata=limits(least=0))
+    wire_bytes: float = field(metadata=limits(minimum=0))
     bits_low: float | None = None
     bits_high: float | None = None
 
@@ -147,9 +147,8 @@ class Frontier:
 def read_frontier(path: Path) -> Frontier:
     """Raises InputError that names the file, the mistake, and the command that writes a new one."""
     try:
-        return Frontier.from_record(json.loads(regular(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"cannot read the frontier {path}: {error.strerror}; {WRITTEN_BY!r} writes one") from None
+        with file_errors(InputError, "it cannot be read"):
+            return Frontier.from_record(json.loads(regular(path).read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
         raise InputError(f"the frontier {path} is not JSON ({error}): write it again with {WRITTEN_BY!r}") from None
     except InputError as error:

@@ -40,7 +40,8 @@ DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 PRIORITIES = ("interactive", "batch")
 
 # Modes that accept Euler steps, drafts by the last host, and a codec.
-DENOISING, DRAFTING = ("sweep", "chunked"), ("ar-speculative",)
+DENOISING, DRAFTING, RESAMPLING = ("sweep", "chunked"), ("ar-speculative",), ("resample",)
+_PENALTIES = {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
 SENDING = tuple(mode for mode in MODES if mode not in (*WITHOUT_HOSTS, AUTO))
 CODECS, HIDDEN_CODECS = ("fp32", "int8", "int4"), ("fp32", "int8")  # of estimates; of hidden states
 
@@ -65,8 +66,8 @@ def _setting(
     return field(default=None, metadata={**metadata, "http": told, "modes": modes, **(own or {})})
 
 
-def _count(help: str, http: object = AS_HELP, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
-    return _setting(help, http, least=1, most=most, **more)
+def _count(help: str, http: object = AS_HELP, maximum: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
+    return _setting(help, http, minimum=1, maximum=maximum, **more)
 
 
 def _name(help: str, http: object = AS_HELP, known: Mapping[str, Collection[str]] | None = None) -> Any:  # noqa: ANN401
@@ -88,28 +89,28 @@ class Request:
     max_bytes: int | None = _count("maximum bytes to generate (128)", "", rare=False)
     # The tighter of this and max_bytes counts; 128 bytes if neither is given.
     max_tokens: int | None = _count("maximum tokens; a byte model's tokens are bytes", "", rare=False)
-    seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
+    seed: int = setting(0, "the same seed gives the same text (0)", shown="", minimum=0, maximum=MAX_SEED, metavar="S")
     chunk: int | None = _count(
         "tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep", modes=("chunked", "resample")
     )
-    temperature: float | None = setting(None, "0 = greedy (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
+    temperature: float | None = setting(None, "0 = greedy (0.8)", metavar="T", minimum=0, maximum=MAX_TEMPERATURE)
     top_p: float | None = _shape(
-        "draw from the most likely tokens with this total probability (1)", 1.0, "", above=0, most=1
+        "draw from the most likely tokens with this total probability (1)", 1.0, "", above=0, maximum=1
     )
-    top_k: int | None = _shape("draw from this many most likely tokens, 0: from all (0)", 0, least=0, most=MAX_COUNT)
+    top_k: int | None = _shape(
+        "draw from this many most likely tokens, 0: from all (0)", 0, minimum=0, maximum=MAX_COUNT
+    )
     min_p: float | None = _shape(
-        "draw from tokens with at least this share of the top probability (0)", 0.0, least=0, most=1
+        "draw from tokens with at least this share of the top probability (0)", 0.0, minimum=0, maximum=1
     )
     frequency_penalty: float | None = _shape(
-        "subtracted from a token's logit for each time it occurred (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
+        "subtracted from a token's logit for each time it occurred (0)", 0.0, "", **_PENALTIES
     )
-    presence_penalty: float | None = _shape(
-        "subtracted from it once if it occurred (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
-    )
+    presence_penalty: float | None = _shape("subtracted from it once if it occurred (0)", 0.0, "", **_PENALTIES)
     repetition_penalty: float | None = _shape(
-        "divides logits of tokens in prompt or text (1)", 1.0, above=0, most=MAX_REPETITION_PENALTY
+        "divides logits of tokens in prompt or text (1)", 1.0, above=0, maximum=MAX_REPETITION_PENALTY
     )
-    steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", most=MAX_STEPS, modes=DENOISING)
+    steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", maximum=MAX_STEPS, modes=DENOISING)
     codec: str | None = _name(
         "encoding on the wire: fp32, int8, int4 (int8; AR modes: fp32, int8)",
         known={mode: CODECS if mode in DENOISING else HIDDEN_CODECS for mode in SENDING},
@@ -117,16 +118,16 @@ class Request:
     sampler: str | None = _name(
         "stochastic, ode: sweep, chunked (stochastic)", known=dict.fromkeys(DENOISING, ("stochastic", "ode"))
     )
-    draft: int | None = _count("draft tokens a sweep: ar-speculative (adaptive)", most=MAX_DRAFT, modes=DRAFTING)
+    draft: int | None = _count("draft tokens a sweep: ar-speculative (adaptive)", maximum=MAX_DRAFT, modes=DRAFTING)
     branches: int | None = _count(
-        "alternatives drafted per position: ar-speculative (adaptive)", most=MAX_BRANCHES, modes=DRAFTING
+        "alternatives drafted per position: ar-speculative (adaptive)", maximum=MAX_BRANCHES, modes=DRAFTING
     )
     scorer: str | None = _name("scorer, ar: resample (what the hosts have)", known={"resample": SCORERS})
     candidates: int | None = _count(
-        "continuations scored in a sweep: resample (16)", most=MAX_CANDIDATES, modes=("resample",)
+        "continuations scored in a sweep: resample (16)", maximum=MAX_CANDIDATES, modes=RESAMPLING
     )
     max_distance: float | None = _setting(
-        "maximum distance_bound: resample; above it, ar-speculative writes (1)", least=0, most=1, modes=("resample",)
+        "maximum distance_bound: resample; above it, ar-speculative writes (1)", minimum=0, maximum=1, modes=RESAMPLING
     )
     budget_ms: int | None = _count("latency budget: auto (the best text)", metavar="MS", rare=False, modes=(AUTO,))
     priority: str | None = _name(
@@ -135,7 +136,7 @@ class Request:
     # Added to the logits of tokens, by token number in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # `AsyncClient.events` reports each token's logprob (natural log), and those of this many most likely tokens.
-    logprobs: int | None = field(default=None, metadata=limits(least=0, most=MAX_LOGPROBS))
+    logprobs: int | None = field(default=None, metadata=limits(minimum=0, maximum=MAX_LOGPROBS))
     # JSON schema that the text must follow, itself JSON: modes `ar` and `ar-speculative`.
     json_schema: str = ""
     # The text ends before the first of these.

@@ -17,7 +17,7 @@ class AdmissionSettings:
     request_limit: int = setting(64, "requests in flight", name="--max-requests", above=0)
     # Rate at which admitted requests start.
     requests_per_s: int = setting(1000, "requests started per second", above=0, rare=True)
-    queue_limit: int = setting(16, "waiting requests; 0 = refuse at once", least=0, rare=True)
+    queue_limit: int = setting(16, "waiting requests; 0 = refuse at once", minimum=0, rare=True)
     # A request that would wait longer is refused at once.
     queue_wait_s: float = setting(2.0, "maximum wait", above=0, rare=True)
 
@@ -29,8 +29,8 @@ class RingSettings:
     # How long to wait for a host's receipt or description, and for lost hosts to come back.
     hop_timeout_s: float = setting(5.0, "wait for a host", above=0, rare=True)
     # Pause between the messages that keep an idle link's congestion window open.
-    keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
-    audit_share: float = setting(0.0, "share of answers to audit", least=0, most=1, rare=True)
+    keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", minimum=0, maximum=60, rare=True)
+    audit_share: float = setting(0.0, "share of answers to audit", minimum=0, maximum=1, rare=True)
 
 
 @dataclass(frozen=True)

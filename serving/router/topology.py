@@ -33,7 +33,7 @@ class HostEntry:
 
     name: str
     address: str
-    blocks: tuple[int, ...] = field(metadata=limits(least=0))
+    blocks: tuple[int, ...] = field(metadata=limits(minimum=0))
     listen: str
     device: str | None = None  # the device it computes on, unless its command names one; None = `auto`
 

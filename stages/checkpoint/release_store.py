@@ -102,12 +102,10 @@ class ReleaseManifest:
 def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
     """The release in a bundle, or in a single checkpoint. Raises CheckpointError."""
     directories, frontier = find_bundle(checkpoint).models, checkpoint / FRONTIER_NAME
-    try:
+    with file_errors(CheckpointError):
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
         content = regular(frontier).read_bytes() if frontier.exists() else b""
         return ReleaseManifest(manifests, content, _read_signatures(checkpoint), directories, checkpoint)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def write_signatures(directory: Path, signatures: Sequence[tuple[bytes, bytes]]) -> None:

@@ -27,7 +27,7 @@ class HostSettings:
     # Pictures under way also use part of it.
     session_mb: int = setting(256, "memory for KV caches", above=0)
     # For the prefix cache, in addition to the memory of sessions.
-    prefix_mb: int = setting(256, "memory for earlier prompts, 0 = off", least=0, rare=True)
+    prefix_mb: int = setting(256, "memory for earlier prompts, 0 = off", minimum=0, rare=True)
     lease_s: float = setting(60.0, "free an unused session after", above=0, rare=True)
     # The host refuses one more.
     queue_limit: int = setting(64, "hops in flight", above=0, rare=True)
@@ -43,7 +43,7 @@ class HostSettings:
         metavar="cpu|cuda[:N]",
     )
     # Pause between messages that keep an idle link's congestion window open.
-    keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
+    keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", minimum=0, maximum=60, rare=True)
     # How long to wait for the next host's ack of a hop.
     hop_timeout_s: float = setting(5.0, "wait for the next host", above=0, rare=True)
 
@@ -55,7 +55,7 @@ class HostSettings:
 class ServerSettings:
     """Settings that hosts and routers share."""
 
-    threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
+    threads: int | None = setting(None, "processor threads (all cores)", above=0, maximum=MAX_THREADS)
     security: Security = LOOPBACK_ONLY
     # The directory of releases deployed to this server; None: it accepts none.
     releases: Path | None = setting(None, "directory for deployed releases (none: accepts none)", metavar="DIR")

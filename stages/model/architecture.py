@@ -20,9 +20,9 @@ MAX_LAYERS = 1024  # all layers are built before their tensors are compared with
 
 CONTEXT = "own"  # in manifests, the input of a block's clean stream: the text. No other value exists.
 
-_SIZE, _LAYERS = limits(least=1, most=1 << 20), limits(least=1, most=MAX_LAYERS)
-_SEVERAL = limits(least=2, most=1 << 20)  # a single one has no next one to learn from
-_WIDTH = limits(least=1, most=1 << 16)  # an index in a row takes 16 bits on the wire
+_SIZE, _LAYERS = limits(minimum=1, maximum=1 << 20), limits(minimum=1, maximum=MAX_LAYERS)
+_SEVERAL = limits(minimum=2, maximum=1 << 20)  # a single one has no next one to learn from
+_WIDTH = limits(minimum=1, maximum=1 << 16)  # an index in a row takes 16 bits on the wire
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Architecture:
         return self.layers
 
 
-def check_whole(name: str, value: object, least: int, most: int) -> None:
+def check_whole(name: str, value: object, minimum: int, maximum: int) -> None:
     """Raise ShapeError unless a size is a whole number within these bounds."""
-    if type(value) is not int or not least <= value <= most:
-        raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ShapeError(f"architecture: {name} must be a whole number from {minimum} to {maximum}, not {value!r}")
 
 
 # Biases of attention's products: none (Llama), queries, keys and values (Qwen 2), or the output's as well.
@@ -95,8 +95,8 @@ WEIGHT_WORDS: dict[str, str] = {
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together
 GROUP = 32  # weights of 4 or 8 bits that share a scale
-_POSITIONS, _THETA = limits(least=2, most=MAX_POSITIONS), limits(least=1.0, most=1e12)
-_FACTOR, _SCALE = limits(least=0.01, most=1e4), limits(least=1e-3, most=1e6)
+_POSITIONS, _THETA = limits(minimum=2, maximum=MAX_POSITIONS), limits(minimum=1.0, maximum=1e12)
+_FACTOR, _SCALE = limits(minimum=0.01, maximum=1e4), limits(minimum=1e-3, maximum=1e6)
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class LinearScaling:
 class SlidingWindow:
     """Sliding attention: in these layers a position sees itself and the `size` - 1 positions before it."""
 
-    size: int = field(metadata=limits(least=1, most=MAX_POSITIONS))
-    layers: tuple[int, ...] = field(metadata=limits(least=0, most=MAX_LAYERS - 1))  # in the whole model, in order
+    size: int = field(metadata=limits(minimum=1, maximum=MAX_POSITIONS))
+    layers: tuple[int, ...] = field(metadata=limits(minimum=0, maximum=MAX_LAYERS - 1))  # in the whole model, in order
     rope_theta: float | None = field(default=None, metadata=_THETA)  # theirs, unscaled, unless it is the model's
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class SlidingWindow:
 class Experts:
     """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them with its weights."""
 
-    count: int = field(metadata=limits(least=2, most=MAX_EXPERTS))
+    count: int = field(metadata=limits(minimum=2, maximum=MAX_EXPERTS))
     used: int
     normalised: bool  # the weights of the used experts add up to one
 
@@ -165,14 +165,14 @@ class LlamaArchitecture:
 
     # Transformer layers of each stage: stages are cut by cost, including the head's.
     layers: tuple[int, ...] = field(metadata=_LAYERS)
-    width: int = field(metadata=limits(least=2, most=1 << 16))
-    heads: int = field(metadata=limits(least=1, most=1 << 12))
-    kv_heads: int = field(metadata=limits(least=1, most=1 << 12))
-    head_dim: int = field(metadata=limits(least=2, most=1 << 12))
+    width: int = field(metadata=limits(minimum=2, maximum=1 << 16))
+    heads: int = field(metadata=limits(minimum=1, maximum=1 << 12))
+    kv_heads: int = field(metadata=limits(minimum=1, maximum=1 << 12))
+    head_dim: int = field(metadata=limits(minimum=2, maximum=1 << 12))
     mlp_width: int = field(metadata=_SIZE)  # of each expert, if there are several
     positions: int = field(metadata=_POSITIONS)
-    vocabulary: int = field(metadata=limits(least=2, most=1 << 22))
-    norm_epsilon: float = field(default=1e-5, metadata=limits(least=1e-12, most=0.1))
+    vocabulary: int = field(metadata=limits(minimum=2, maximum=1 << 22))
+    norm_epsilon: float = field(default=1e-5, metadata=limits(minimum=1e-12, maximum=0.1))
     rope_theta: float = field(default=10000.0, metadata=_THETA)
     rope_scaling: RopeScaling | LinearScaling | None = None
     tied_head: bool = False
@@ -297,7 +297,7 @@ PICTURES = "picture"
 DATA_STD = 0.5
 MAX_SIDE, MAX_CHANNELS, MAX_TOKENS, MAX_CLASSES = 1024, 4, 4096, 10_000
 MAX_CLASS_NAME = 64
-_SIDE, _COUNT, _FEATURES = (limits(least=1, most=most) for most in (MAX_SIDE, 1 << 10, 1 << 14))
+_SIDE, _COUNT, _FEATURES = (limits(minimum=1, maximum=most) for most in (MAX_SIDE, 1 << 10, 1 << 14))
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class PictureArchitecture:
 
     height: int = field(metadata=_SIDE)
     width: int = field(metadata=_SIDE)
-    channels: int = field(metadata=limits(least=1, most=MAX_CHANNELS))
+    channels: int = field(metadata=limits(minimum=1, maximum=MAX_CHANNELS))
     classes: tuple[str, ...]
     # A patch is a row on the wire, with its own scale: larger patches cost fewer bytes and see less detail.
     patch: int = field(default=4, metadata=_SIDE)
@@ -319,8 +319,8 @@ class PictureArchitecture:
     heads: int = field(default=4, metadata=_COUNT)
     condition_dim: int = field(default=96, metadata=_FEATURES)
     # Of the training pixels, from 0 to 1: the net sees pixels of mean 0 and standard deviation DATA_STD.
-    mean: float = field(default=0.5, metadata=limits(least=0, most=1))
-    deviation: float = field(default=0.25, metadata=limits(least=1e-3, most=1))
+    mean: float = field(default=0.5, metadata=limits(minimum=0, maximum=1))
+    deviation: float = field(default=0.25, metadata=limits(minimum=1e-3, maximum=1))
     # Distinguishes it from the other architectures in manifests.
     family: str = PICTURES  # a manifest's name for this kind of model
 

@@ -136,15 +136,15 @@ class Shaping:
     # Keep this many of the most likely tokens; 0: all. Among equals, the lower numbers.
     top_k: int = 0
     # Of these, keep the most likely with this total share (Holtzman et al. 2019, arXiv 1904.09751).
-    top_p: float = field(default=1.0, metadata=limits(above=0, most=1))
+    top_p: float = field(default=1.0, metadata=limits(above=0, maximum=1))
     # Of these, keep those at least this likely, relative to the most likely one (Nguyen et al. 2024, arXiv 2407.01082).
-    min_p: float = field(default=0.0, metadata=limits(least=0, most=1))
+    min_p: float = field(default=0.0, metadata=limits(minimum=0, maximum=1))
     # Subtracted from a token's logit for each time that it was written, and once if it was.
-    frequency_penalty: float = field(default=0.0, metadata=limits(least=-MAX_PENALTY, most=MAX_PENALTY))
-    presence_penalty: float = field(default=0.0, metadata=limits(least=-MAX_PENALTY, most=MAX_PENALTY))
+    frequency_penalty: float = field(default=0.0, metadata=limits(minimum=-MAX_PENALTY, maximum=MAX_PENALTY))
+    presence_penalty: float = field(default=0.0, metadata=limits(minimum=-MAX_PENALTY, maximum=MAX_PENALTY))
     # Divides the logit of a token that was read or written, or multiplies it if negative (Keskar et al. 2019, arXiv
     # 1909.05858).
-    repetition_penalty: float = field(default=1.0, metadata=limits(above=0, most=MAX_REPETITION_PENALTY))
+    repetition_penalty: float = field(default=1.0, metadata=limits(above=0, maximum=MAX_REPETITION_PENALTY))
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens, after the penalties
     prompt: int = 0  # number of given tokens: later ones were written
 

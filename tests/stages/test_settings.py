@@ -13,23 +13,23 @@ from stages.settings import add_flags, check, flag, from_flags, from_toml, limit
 
 @dataclass(frozen=True)
 class Lab:
-    hosts: int = field(default=3, metadata=flag("hosts", least=1, most=64))
+    hosts: int = field(default=3, metadata=flag("hosts", minimum=1, maximum=64))
     rate_mbps: float | None = field(default=None, metadata=flag("of each link", above=0))
 
 
 @dataclass(frozen=True)
 class Load:
     checkpoint: Path = field(metadata=flag("bundle to serve", metavar="DIR"))
-    users: int = field(default=8, metadata=flag("users at once", least=1))
+    users: int = field(default=8, metadata=flag("users at once", minimum=1))
     timeout_s: float = field(default=60.0, metadata=flag("deadline", above=0))
     modes: tuple[str, ...] = field(default=("ar",), metadata=flag("modes", metavar="M[,M]"))
-    sizes: tuple[int, ...] = field(default=(1, 8), metadata=flag("sizes", least=1))
+    sizes: tuple[int, ...] = field(default=(1, 8), metadata=flag("sizes", minimum=1))
     codec: Literal["fp32", "int8"] = field(default="int8", metadata=flag("100 % of traffic"))
     html: Path | None = field(default=None, metadata=flag("write a report"))
     verify: bool = field(default=True, metadata=flag("accept any text"))
     names: tuple[str, ...] = field(default=(), metadata=flag("a name", name="--allow-host", action="append"))
     lab: Lab = field(default_factory=Lab)
-    seed: int = field(default=0, metadata=limits(least=0))
+    seed: int = field(default=0, metadata=limits(minimum=0))
 
     def __post_init__(self) -> None:
         check(self)

@@ -24,23 +24,23 @@ class RoundSettings:
     # The parts to train: blocks of a chain, stages of a scorer, or an AR model as a single part.
     model: Literal["chain", "scorer", "ar"] = "chain"
     # 0: as many as the run's `steps` make.
-    rounds: int = field(default=0, metadata=limits(least=0, most=MAX_COUNT))
+    rounds: int = field(default=0, metadata=limits(minimum=0, maximum=MAX_COUNT))
     # H: a worker's local steps between two merges.
-    steps_per_round: int = field(default=30, metadata=limits(least=1, most=MAX_COUNT))
-    replicas: int = field(default=2, metadata=limits(least=1, most=1024))  # M: workers per part
+    steps_per_round: int = field(default=30, metadata=limits(minimum=1, maximum=MAX_COUNT))
+    replicas: int = field(default=2, metadata=limits(minimum=1, maximum=1024))  # M: workers per part
     # Outer optimizer: 1 and 0 give a plain mean, which comes closest to training in one place. DiLoCo's momentum of 0.9
     # is far worse in short runs: docs/research/rounds.md.
-    outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
-    outer_momentum: float = field(default=0.0, metadata=limits(least=0, most=0.999))
+    outer_rate: float = field(default=1.0, metadata=limits(minimum=1e-6, maximum=10))
+    outer_momentum: float = field(default=0.0, metadata=limits(minimum=0, maximum=0.999))
     # Seconds after which a round closes with the updates received, if any; 0: it waits for all present workers.
-    deadline_s: float = field(default=600.0, metadata=limits(least=0, most=MAX_SECONDS))
+    deadline_s: float = field(default=600.0, metadata=limits(minimum=0, maximum=MAX_SECONDS))
     # Share of the expected workers after which the others get a grace period: this many times the median arrival.
-    quorum: float = field(default=0.5, metadata=limits(least=0, most=1))
-    grace: float = field(default=1.5, metadata=limits(least=1, most=1000))
+    quorum: float = field(default=0.5, metadata=limits(minimum=0, maximum=1))
+    grace: float = field(default=1.5, metadata=limits(minimum=1, maximum=1000))
     # Factor on an update's weight for each round that it is late; 0 drops it.
-    stale_discount: float = field(default=0.5, metadata=limits(least=0, most=1))
+    stale_discount: float = field(default=0.5, metadata=limits(minimum=0, maximum=1))
     # Rounds after which a late update is refused.
-    max_staleness: int = field(default=8, metadata=limits(least=0, most=1024))
+    max_staleness: int = field(default=8, metadata=limits(minimum=0, maximum=1024))
     codec: CodecName = "int8"  # of updates on the way to the coordinator
     down_codec: CodecName = "int8"  # of new versions on the way to workers: whole in `fp32`, else as differences
     # Source of a scorer stage's input: copies of the earlier stages, which are a round older, or the features that
@@ -51,7 +51,7 @@ class RoundSettings:
     # of liar: docs/research/rounds.md#liars.
     robust: Literal["auto", "none", "scored"] = "auto"
     # Multiple of the median accepted norm above which an update is refused as absurd.
-    norm_limit: float = field(default=10.0, metadata=limits(least=1, most=1e6))
+    norm_limit: float = field(default=10.0, metadata=limits(minimum=1, maximum=1e6))
 
     def __post_init__(self) -> None:
         check(self)
@@ -75,9 +75,9 @@ MAX_WHOLE = 2**53
 
 MatrixOptimizer = Literal["muon", "adamw"]
 
-_COUNT = limits(least=1, most=MAX_WHOLE)
-_WHOLE = limits(least=0, most=MAX_WHOLE)
-_POSITIVE = limits(least=0)
+_COUNT = limits(minimum=1, maximum=MAX_WHOLE)
+_WHOLE = limits(minimum=0, maximum=MAX_WHOLE)
+_POSITIVE = limits(minimum=0)
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class NoiseConfig:
     partition: Literal["equal_entropy", "equal_probability"] = "equal_entropy"
     sigma_min: float = 0.15
     sigma_max: float = 10.0
-    overlap: float = field(default=0.05, metadata=limits(least=0, most=0.999))
-    code_seed: int = field(default=0, metadata=limits(least=0))
+    overlap: float = field(default=0.05, metadata=limits(minimum=0, maximum=0.999))
+    code_seed: int = field(default=0, metadata=limits(minimum=0))
 
     def __post_init__(self) -> None:
         check(self)
@@ -143,7 +143,7 @@ class TrainingConfig(RunConfig):
     # Chunk sizes drawn for each batch; 0 is the whole window.
     chunks: tuple[int, ...] = field(default=(1, 8, 32, 64, 0), metadata=_WHOLE)
     # Share of steps in which the block gets its own first guess as the estimate.
-    self_condition: float = field(default=0.5, metadata=limits(least=0, most=1))
+    self_condition: float = field(default=0.5, metadata=limits(minimum=0, maximum=1))
     valid_windows: int = field(default=16, metadata=_COUNT)  # windows of validation text per evaluation
 
 

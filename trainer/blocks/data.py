@@ -113,7 +113,7 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
         raise DataError(f"{what}: give a file or a folder of UTF-8 text")
     files = sorted(p for p in path.rglob("*.txt") if p.is_file())
     if not files:
-        raise DataError(f"no .txt file under {path}")
+        raise DataError(f"no .txt file under {path}: name its files so, or give one file, with any name")
     train = [p for p in files if p.name == "train.txt"]
     valid = [p for p in files if p.name == "valid.txt"]
     if train and valid:
@@ -177,13 +177,12 @@ class TextTokenizer:
     def read(cls, path: Path) -> TextTokenizer:
         """Raises DataError for a file that is not a tokenizer, InputError without the package."""
         try:
-            if path.stat().st_size > MAX_TOKENIZER_BYTES:
-                raise DataError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MB: it is not a tokenizer.json")
-            made = cls(path.read_text(encoding="utf-8"))
+            with file_errors(DataError, f"cannot read {path}"):
+                if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                    raise DataError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MB: it is not a tokenizer.json")
+                made = cls(path.read_text(encoding="utf-8"))
             if not made.vocabulary:
                 raise ValueError("it has no tokens")
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:
             raise DataError(f"{path} is not a tokenizer.json ({error}): run `onesweep train tokenizer`") from None
         return made

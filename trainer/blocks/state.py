@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, uint8
 
 from stages.checkpoint.files import replace_file, sync
-from stages.errors import CheckpointError, ResumeError, file_errors
+from stages.errors import CheckpointError, ResumeError, file_errors, regular
 
 
 def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -29,7 +29,7 @@ def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]
 def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and the tensors of a state. Raises ResumeError if it is damaged."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:

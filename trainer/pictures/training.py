@@ -24,7 +24,7 @@ from trainer.blocks.train import is_trained, train_part
 from trainer.pictures.data import LabelledPictures, PictureSet
 
 VALID_PICTURES = 512
-_SIZE = limits(least=1, most=1 << 14)
+_SIZE = limits(minimum=1, maximum=1 << 14)
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class PictureConfig(RunConfig):
     sigma_min: float = field(default=0.002, metadata=limits(above=0))
     sigma_max: float = field(default=80.0, metadata=limits(above=0))
     # Share of its log-width by which training widens a block's noise range.
-    overlap: float = field(default=0.05, metadata=limits(least=0, most=0.5))
+    overlap: float = field(default=0.05, metadata=limits(minimum=0, maximum=0.5))
     batch: int = field(default=64, metadata=_SIZE)  # pictures per step
-    drop_class: float = field(default=0.1, metadata=limits(least=0, most=1))  # share trained without its class
+    drop_class: float = field(default=0.1, metadata=limits(minimum=0, maximum=1))  # share trained without its class
     # One rate for everything: with AdamW, the layers' matrices need no rate of their own.
-    learning_rate: float = field(default=2e-3, metadata=limits(least=0))
-    matrix_learning_rate: float = field(default=2e-3, metadata=limits(least=0))
+    learning_rate: float = field(default=2e-3, metadata=limits(minimum=0))
+    matrix_learning_rate: float = field(default=2e-3, metadata=limits(minimum=0))
     # Muon computes in bfloat16, which takes 65 times as long on processors with only AVX2.
     matrix_optimizer: MatrixOptimizer = "adamw"
-    weight_decay: float = field(default=0.01, metadata=limits(least=0))
-    evaluate_every: int = field(default=2000, metadata=limits(least=1))
-    log_every: int = field(default=100, metadata=limits(least=1))
+    weight_decay: float = field(default=0.01, metadata=limits(minimum=0))
+    evaluate_every: int = field(default=2000, metadata=limits(minimum=1))
+    log_every: int = field(default=100, metadata=limits(minimum=1))
 
     def architecture(self, pictures: PictureSet, parts: int | None = None) -> PictureArchitecture:
         """The architecture of a net for these pictures. Raises ShapeError."""

@@ -43,9 +43,7 @@ class WeightCache:
     ) -> None:
         """:param directory: for incoming files; :param like: shapes of every part's tensors."""
         self.held: dict[str, CachedWeights] = {}
-        self._client, self._worker, self._lease, self._like = client, worker, lease, like
-        self._incoming = directory / INCOMING
-        self._incoming.mkdir(exist_ok=True)
+        self._client, self._worker, self._lease, self._incoming, self._like = client, worker, lease, directory, like
 
     def summary(self) -> list[rounds_pb2.Held]:
         return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]

@@ -306,7 +306,7 @@ class RoundsClient:
         if code is not grpc.StatusCode.UNAVAILABLE:
             return f"{self.address} {verb}: {details or code.name}"
         if not (problem := handshake_problem(details, self.security)):
-            return f"no coordinator answers at {self.address}"
+            return f"no coordinator answers at {self.address}: check the address, and that it runs"
         if not self._has_answered:
             raise ServiceError(f"the coordinator at {self.address} {problem}")
         return f"the coordinator at {self.address} {problem}"

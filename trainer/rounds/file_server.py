@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from stages.clock import monotonic
-from stages.errors import CodecError, InputError, RequestError
+from stages.errors import CheckpointError, CodecError, InputError, RequestError, file_errors
 from stages.wire.channel import check_name
 from stages.wire.status import StatusError, invalid, not_found
 from trainer.rounds.codecs import CODECS, WHOLE, route
@@ -167,7 +167,8 @@ class UpdateIntake:
     def __init__(self, spec: RunSpec, ledger: Ledger, directory: Path) -> None:
         """:param directory: its folder `incoming` holds an update until the verdict."""
         self.spec, self.ledger, self.directory = spec, ledger, directory / INCOMING
-        self.directory.mkdir(parents=True, exist_ok=True)
+        with file_errors(CheckpointError, f"cannot store updates in {self.directory}"):
+            self.directory.mkdir(parents=True, exist_ok=True)
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
         """Raise StatusError for a header that is impossible for this member's update."""

@@ -15,7 +15,7 @@ from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish
 from trainer.rounds.merging import Loss, Reputation, UpdateScore, admit, norm_problem, outer_step, round_problem, votes
-from trainer.rounds.store import Record, Share, Store, Update, Version
+from trainer.rounds.store import DATABASE, RESTORE, Record, Share, Store, Update, Version
 
 
 def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int, past: Sequence[float]) -> float | None:
@@ -81,7 +81,10 @@ class Ledger:
         if not records:
             self._begin(identity)
         else:
-            self._resume(identity, records)
+            try:
+                self._resume(identity, records)
+            except (KeyError, TypeError) as error:
+                raise ResumeError(f"{DATABASE} has an event that makes no sense ({error!r}); {RESTORE}") from None
 
     def round(self, part: str) -> int:
         """The open round of a part; also its newest version."""

@@ -23,9 +23,9 @@ class CoordinatorSettings:
     listen: str = field(metadata=flag("", metavar="HOST:PORT"))
     out: Path = setting(Path("runs/chain"), "checkpoint to write", metavar="DIR")
     own_data: bool = setting(False, "let workers train on their own text")
-    lease_s: float = setting(30.0, "silence after which a lease expires", name="--lease", least=0.5, most=86400)
+    lease_s: float = setting(30.0, "silence after which a lease expires", name="--lease", minimum=0.5, maximum=86400)
     # The last round is always published too.
-    publish_every: int = setting(10, "rounds between checkpoints", least=1)
+    publish_every: int = setting(10, "rounds between checkpoints", minimum=1)
     tokens: Path | None = setting(None, "tokens of allowed workers, from `onesweep token`")
     security: Security = LOOPBACK_ONLY
 
@@ -38,14 +38,16 @@ class WorkerSettings:
     state: Path  # a directory for this worker alone
     part: int | None = setting(None, "part to train (default: one that lacks a worker)", name="--block")
     wait: bool = setting(False, "wait for a place if all are taken")
-    save_every_s: float = setting(60.0, "between saves of a round", name="--save-every", least=0, most=MAX_PATIENCE_S)
+    save_every_s: float = setting(
+        60.0, "between saves of a round", name="--save-every", minimum=0, maximum=MAX_PATIENCE_S
+    )
     device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     site: str | None = setting(
         None, "train with other machines as one worker: address of the first machine", metavar="HOST:PORT"
     )
-    machine: int = setting(0, "number of this machine in its site; 0, the first, dials the coordinator", least=0)
-    machines: int = setting(1, "machines in the site", least=1, most=MAX_MACHINES)
-    pace_s: float = setting(0.0, "minimum time of a local step", least=0, most=3600)
+    machine: int = setting(0, "number of this machine in its site; 0, the first, dials the coordinator", minimum=0)
+    machines: int = setting(1, "machines in the site", minimum=1, maximum=MAX_MACHINES)
+    pace_s: float = setting(0.0, "minimum time of a local step", minimum=0, maximum=3600)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,6 @@ class WatchSettings:
     interval_s: float = setting(1.0, "minimum time between updates", name="--interval")
     once: bool = setting(False, "print one update and exit")
     patience_s: float = setting(
-        PATIENCE_S, "how long to retry an unreachable coordinator", name="--patience", least=0, most=MAX_PATIENCE_S
+        PATIENCE_S, "how long to retry an unreachable coordinator", name="--patience", minimum=0, maximum=MAX_PATIENCE_S
     )
     json: bool = setting(False, "print each update as a line of JSON")

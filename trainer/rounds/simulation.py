@@ -38,11 +38,11 @@ class SimulatedWorkers:
     latency_s: float = field(default=0.1, metadata=limits(above=0))  # of a message
     up_mbps: float = field(default=20.0, metadata=limits(above=0))  # of a worker's link
     down_mbps: float = field(default=100.0, metadata=limits(above=0))
-    in_time: float = field(default=1.0, metadata=limits(least=0, most=1))  # share of updates; the others are late
+    in_time: float = field(default=1.0, metadata=limits(minimum=0, maximum=1))  # share of updates; the others are late
     late_rounds: float = field(default=1.5, metadata=limits(above=0))  # how many rounds late
-    lost: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share of updates that never arrive
+    lost: float = field(default=0.0, metadata=limits(minimum=0, maximum=0.99))  # share of updates that never arrive
     lie: float = 1.0  # factor on the length of a liar's updates; below 0 they point backwards
-    liars: int = field(default=1, metadata=limits(least=1))  # the last replicas lie
+    liars: int = field(default=1, metadata=limits(minimum=1))  # the last replicas lie
 
     def __post_init__(self) -> None:
         check(self)

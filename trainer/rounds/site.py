@@ -26,11 +26,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from stages.errors import ConfigError, InputError, Interrupted, ServiceError
+from stages.errors import ConfigError, InputError, Interrupted, ServiceError, file_errors
 from stages.wire.channel import parse_address
 from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
-from trainer.rounds.codecs import with_prefix
+from trainer.rounds.codecs import strip_prefix
 from trainer.rounds.parts import Learner
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.spec import RunSpec
@@ -121,16 +121,11 @@ class Site:
             time.sleep(POLL_S)
 
     def _listen(self) -> None:
-        try:
+        remedy = "--site must be a free port of the first machine"
+        with file_errors(ServiceError, f"cannot listen on {self.address}", remedy):
             family, *_, (own, *_) = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            self._own, listener = self._checked(str(own)), socket.socket(family)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._own, self.port))
-            listener.listen()
-        except OSError as error:
-            raise ServiceError(
-                f"cannot listen on {self.address} ({error.strerror}): --site must be a free port of the first machine"
-            ) from None
+            self._own = self._checked(str(own))
+            listener = socket.create_server((self._own, self.port), family=family)
         # with a given socket, it listens on that address alone
         self._store = TCPStore(
             self._own, self.port, None, True, EXCHANGE, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -326,7 +321,7 @@ def _packed(learner: Learner) -> bytes:
 
 def _unpack(learner: Learner, blob: bytes) -> None:
     tensors = load_tensors(blob)
-    learner.load(with_prefix(MODULE, tensors))
-    learner.optimizers.restore(with_prefix(OPTIMIZER, tensors))
+    learner.load(strip_prefix(MODULE, tensors))
+    learner.optimizers.restore(strip_prefix(OPTIMIZER, tensors))
     for part, copy in learner.part.copies.items():
-        copy.load_state_dict(with_prefix(f"{COPY}{part}/", tensors))
+        copy.load_state_dict(strip_prefix(f"{COPY}{part}/", tensors))

@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stages.checkpoint.files import replace_file, sync
-from stages.errors import CheckpointError, InputError, ResumeError, file_errors
+from stages.errors import CheckpointError, InputError, ResumeError, file_errors, regular
 from stages.wire.secret_files import exclusive
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, with_prefix
+from trainer.rounds.codecs import Tensors, strip_prefix
 
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
@@ -156,9 +156,9 @@ class Store:
 
     def get_version(self, part: str, number: int, sha256: str) -> Version:
         tensors = self._load(tensors_path(self.directory, VERSIONS, part, number), sha256)
-        weights = with_prefix(WEIGHTS, tensors)
+        weights = strip_prefix(WEIGHTS, tensors)
         difference = tensors[DIFFERENCE].numpy().tobytes() if DIFFERENCE in tensors else b""
-        return Version(weights, with_prefix(PUBLIC, tensors) or weights, with_prefix(OUTER, tensors), difference)
+        return Version(weights, strip_prefix(PUBLIC, tensors) or weights, strip_prefix(OUTER, tensors), difference)
 
     def forget(self, part: str, updates: Sequence[str], before: int) -> None:
         """Drop these updates, and versions below `before`."""
@@ -233,8 +233,8 @@ def open_store(directory: Path) -> Iterator[Store]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection for any thread, one at a time. Raises sqlite3.Error."""
-    return sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    """A connection for any thread, one at a time. Raises sqlite3.Error, CheckpointError."""
+    return sqlite3.connect(regular(path), timeout=BUSY_S, check_same_thread=False)
 
 
 def read_events(database: sqlite3.Connection) -> list[Record]:

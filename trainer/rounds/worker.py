@@ -17,7 +17,7 @@ from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, Ser
 from stages.wire.secret_files import exclusive
 from stages.wire.status import protocol_refusal
 from trainer.blocks.data import Corpus
-from trainer.rounds.cache import FeatureClient, WeightCache
+from trainer.rounds.cache import INCOMING, FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.parts import load_copies
@@ -42,8 +42,8 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
 
     :param site: the site whose first machine this is.
     """
-    with file_errors(ConfigError, f"cannot store a worker's state in {settings.state}"):
-        settings.state.mkdir(parents=True, exist_ok=True)
+    with file_errors(ConfigError, f"cannot store a worker's state in {settings.state / INCOMING}"):
+        (settings.state / INCOMING).mkdir(parents=True, exist_ok=True)
     taken = ResumeError(f"another worker is using the state in {settings.state}: give another --state")
     with exclusive(settings.state / LOCK_NAME, taken):
         run, progress, groups = "", WorkerProgress(""), dict[str, Tensors]()
@@ -114,7 +114,7 @@ class Worker:
             self.site.announce(place, self.learner, corpus.digest())
         self.progress = WorkerProgress(self.part, incarnation=place.incarnation)
         self.rounds = WorkerRounds(self.progress, self.run_settings)
-        self.cache = WeightCache(client, settings.name, place.lease, settings.state, self.spec.shapes)
+        self.cache = WeightCache(client, settings.name, place.lease, settings.state / INCOMING, self.spec.shapes)
         self.features = FeatureClient(client, settings, place, self.learner)
         self.closing.callback(self.features.end)
 

@@ -47,18 +47,13 @@ def test_every_request_falls_into_the_class_that_its_definition_says(sample: Loa
 
 
 @given(st.lists(samples))
-def test_no_request_is_dropped_and_none_counts_twice(run: list[LoadSample]) -> None:
+def test_every_request_counts_once_and_latencies_and_rates_are_those_of_right_answers(run: list[LoadSample]) -> None:
     figures = figures_of(judge(run, TEXTS), WINDOW)
     for counts in (figures.counts, figures.outside):
         classes = [getattr(counts, outcome.value) for outcome in Outcome]
         assert sum(classes) == counts.requests
     assert figures.counts.requests + figures.outside.requests == len(run)
     assert figures.counts.requests == sum(100 <= sample.begin_s < 110 for sample in run)
-
-
-@given(st.lists(samples))
-def test_latencies_and_rates_are_those_of_right_answers(run: list[LoadSample]) -> None:
-    figures = figures_of(judge(run, TEXTS), WINDOW)
     right = [s for s in run if s.status == OK and bytes.fromhex(s.output) == TEXTS[s.case]]
     latencies = sorted(s.latency_ms for s in right if 100 <= s.begin_s < 110)
     assert (figures.p50_ms is None) == (not latencies)

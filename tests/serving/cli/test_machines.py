@@ -15,11 +15,13 @@ from unittest.mock import patch
 import pytest
 
 from serving.cli import machine_ring, machines, remote
+from serving.cli.deployment import Deployment
 from serving.cli.generate import router_here
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous, ticket_of
 from serving.cli.serve import status_lines
 from serving.client.result import HostsLost, unready_words
+from serving.router.topology import local_topology
 from serving.v1 import router_pb2
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine
@@ -250,7 +252,11 @@ def test_a_reason_that_others_quote_is_told_once() -> None:
     status = router_pb2.StatusResponse(hosts=hosts)
     assert unready_words(status) == "waits for c: is gone"
     status.hosts.add(reason="d is lost", lost=True)
-    assert (type(words := unready_words(status)), words) == (HostsLost, "d is lost")
+    words, said = unready_words(status), list[str]()
+    assert (type(words), words) == (HostsLost, "d is lost")
+    starting = Deployment(local_topology(1, 3, Path()), Path(), {})
+    starting.wait_ready(said.append, iter([words, ""]))
+    assert said == ["the hosts start"]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

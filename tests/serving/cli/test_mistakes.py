@@ -164,7 +164,7 @@ SERVERS = [
     ("chat x --router {ring} --max-tokens 9000", 2, "shorten one of them"),
     ("generate x --router {ring} --set steps=4", 2, "mode auto chooses steps itself: leave it out, or name a mode"),
     ("generate x --router {ring} --mode ar --budget-ms 9", 2, "mode ar does not take budget_ms: leave it out, or"),
-    ("http --router {ring} --listen {taken}", 1, "in use"),
+    ("http --router {ring} --listen {taken}", 1, "{taken}: Address already in use; give another --listen"),
     ("draw sneaker --compare --out x.png --router {ring}", 2, "the router at {ring} serves no model that draws"),
     ("train status {nobody} --once --patience 0", 1, "no coordinator answers at {nobody}"),
 ]

@@ -158,6 +158,11 @@ def test_the_command_writes_files(
         assert "appeared while drawing" in draw("one", "--out", str(out))[1]
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("one.png", "another's")]
     out.unlink()
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Path, "replace", lambda *paths: (signal.raise_signal(signal.SIGINT), os.replace(*paths)))
+        draw("one", "--out", str(out))
+    Image.open(out).verify()
+    out.unlink()
     code, said = draw("one", "--seed", "7", "--out", str(out))
     assert code == 0, said
     assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said

@@ -110,7 +110,7 @@ def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path],
         asked = {"model": "onesweep-ar", "prompt": "a"}
         answer = httpx.post(f"{gateway.url}/v1/completions", json=asked, verify=trust)
         assert answer.status_code == 503
-        assert "onesweep up" in answer.json()["error"]["message"]
+        assert "start one there" in answer.json()["error"]["message"]
         trust.maximum_version = ssl.TLSVersion.TLSv1_2
         assert httpx.get(f"{gateway.url}/healthz", verify=trust).status_code == 200
         trust.set_ciphers("ECDHE+AES:!AESGCM:!AESCCM")

@@ -139,6 +139,8 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
         ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256 does not exist: the model has 0"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),
+        ({"extra_body": {"max_token": 1}}, api.BadRequestError, "unknown_field", "(did you mean max_tokens?)"),
+        ({"extra_body": {"onesweep": {"chnk": 1}}}, api.BadRequestError, "unknown_field", "(did you mean chunk?)"),
         ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in only one of them"),
     ],
 )

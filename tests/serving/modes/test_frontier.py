@@ -57,7 +57,7 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (record(weights=None), "weights must be a JSON object"),
         (record(judge=3), "it: judge must be a string, not 3"),
         (changed(mode="magic"), "unknown mode 'magic'"),
-        (None, "cannot read the frontier"),
+        (None, "it cannot be read: No such file"),
         (changed(mode=["local"]), "unknown mode"),
         (changed(bits="good"), "bits must be a finite number of at"),
         (changed(sweeps=-1), "of at least 0, not -1"),

@@ -91,16 +91,13 @@ def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
     assert account.wire_bytes_total > 500
 
 
-def test_rounds_of_guesses_add_up() -> None:
+def test_rounds_of_guesses_add_up_and_so_do_candidates() -> None:
     account = Account()
     account.add_draft(5, 2)
     account.add_draft(0, 0)
     account.add_draft(3, 3)
     summary = account.summary("ar-speculative", 1)
     assert (summary.drafted, summary.reached, summary.accepted) == (8, 6, 5)
-
-
-def test_candidates_add_up() -> None:
     account = Account()
     for count, length, bits in ((4, 8, 0.5), (2, 16, 0.25), (8, 2, 0.0)):
         account.add_candidates(ImportanceWeights(np.full(count, 1 / count), bits), length, 1.5)

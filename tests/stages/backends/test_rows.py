@@ -29,16 +29,12 @@ def test_padding_gives_each_thread_whole_vectors_and_enough_rows(rows: int, widt
     assert total * 4 * width % (LANES * threads) == 0
 
 
-def test_an_ar_step_is_padded_to_the_fewest_rows_that_are_independent() -> None:
+def test_an_ar_step_is_padded_to_the_fewest_rows_from_which_a_row_is_the_same_in_any_company() -> None:
     fewest = independent_rows(1)
     assert fewest in FEWEST_ROWS
     assert padded(1, 512, 1) == fewest
     assert padded(fewest, 512, 1) == fewest
     assert padded(fewest + 1, 512, 1) == 2 * fewest
-
-
-def test_a_row_is_the_same_in_any_company_from_there_on() -> None:
-    fewest = independent_rows(1)
     for inner, outer in ((12, 64), (96, 288), (128, 128), (384, 96), (640, 1280), (1280, 640)):
         x, matrix = torch.randn(8 * fewest, inner), torch.randn(outer, inner).t()
         whole = x.mm(matrix)

@@ -114,16 +114,11 @@ def test_files_that_cannot_be_used(new_pki: NewPki, how: str, says: str) -> None
         broken(new_pki("a").issue(HOST, "paris"), how).read()
 
 
-def test_a_key_of_another_certificate(new_pki: NewPki) -> None:
+def test_a_server_needs_a_certificate_of_its_role_and_its_own_key(new_pki: NewPki) -> None:
     pki = new_pki("a")
-    paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
+    paris, tokyo, router = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), pki.issue(ROUTER, "r")
     with pytest.raises(InputError, match=r"tokyo\.key is not the key of .*paris\.pem"):
         Tls(paris.authority, paris.certificate, tokyo.key).read()
-
-
-def test_a_server_needs_a_certificate_of_its_role(new_pki: NewPki) -> None:
-    pki = new_pki("a")
-    router = pki.issue(ROUTER, "r")
     with pytest.raises(
         InputError, match=r"r\.pem is for onesweep://router/r: make one with `onesweep certs issue host"
     ):

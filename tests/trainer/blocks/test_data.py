@@ -50,7 +50,7 @@ def test_bad_text_is_refused(tmp_path: Path) -> None:
     file.write_text("x" * 9000)
     for path, message in (
         (tmp_path / "nowhere", "no text at .*: give a file or a folder"),
-        (folder, "no .txt file under"),
+        (folder, "no .txt file under .*: name its files so, or give one file"),
         (Path("/dev/null"), "/dev/null is neither a file nor a folder"),
         (latin, r"latin.txt is not UTF-8 \(byte 9000\); convert it"),
         (short, "short.txt: 5 bytes of text are too few; give at least 6144"),

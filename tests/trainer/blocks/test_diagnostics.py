@@ -85,7 +85,7 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor) -
 
 
 @torch.inference_mode()
-def test_the_path_falls_from_sigma_max_to_sigma_min(known: torch.Tensor) -> None:
+def test_the_path_falls_from_sigma_max_to_sigma_min_and_a_row_has_its_noise(known: torch.Tensor) -> None:
     blocks = make_blocks()
     sigmas = [sigma for sigma, _ in from_noise_path(blocks, partition, known, 3)]
     assert len(sigmas) == 2 * 3 + 1
@@ -93,11 +93,6 @@ def test_the_path_falls_from_sigma_max_to_sigma_min(known: torch.Tensor) -> None
     assert (sigmas[0], sigmas[3], sigmas[-1]) == partition.boundaries
     alone = from_noise_path(blocks[1:], partition, known, 3)
     assert [sigma for sigma, _ in alone] == sigmas[3:]
-
-
-@torch.inference_mode()
-def test_the_noise_of_a_row_does_not_depend_on_its_batch(known: torch.Tensor) -> None:
-    blocks = make_blocks()
     both = from_noise_path(blocks, partition, known, 2)[-1][1]
     rows = [from_noise_path(blocks, partition, known[i : i + 1], 2, row=i)[-1][1] for i in range(2)]
     assert both == pytest.approx(sum(rows) / 2, rel=1e-5)

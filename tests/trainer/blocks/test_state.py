@@ -1,10 +1,11 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from stages.errors import ResumeError
+from stages.errors import CheckpointError, ResumeError
 from trainer.blocks.state import StepLog, load_state, read_records, save_state
 
 
@@ -20,6 +21,10 @@ def test_a_state_comes_back_whole(saved: Path) -> None:
     assert record == {"step": 5, "spent_s": 2.5}
     assert tensors.keys() == {"a", "b"}
     assert torch.equal(tensors["a"], torch.arange(64.0).view(2, 32).T)
+    saved.unlink()
+    os.mkfifo(saved)
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        load_state(saved)
 
 
 def flip(raw: bytearray) -> bytes:

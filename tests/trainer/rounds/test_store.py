@@ -203,7 +203,9 @@ def own_digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def test_a_reader_of_its_own_finds_every_update_once(tmp_path: Path) -> None:
+def test_a_reader_of_its_own_finds_every_update_once_and_so_does_the_command(
+    tmp_path: Path, onesweep: Callable[..., Any]
+) -> None:
     fill(tmp_path)
     with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         events = [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
@@ -213,10 +215,6 @@ def test_a_reader_of_its_own_finds_every_update_once(tmp_path: Path) -> None:
     assert taken.keys() == {"w0-0", "w0-1", "w1-0", "w1-1", "w0-2"}
     assert own_digest(tmp_path / UPDATES / "p" / "w0-2.safetensors") == taken["w0-2"]["sha256"]
     assert own_digest(tmp_path / VERSIONS / "p" / "2.safetensors") == closed[-1]["sha256"]
-
-
-def test_the_command_says_what_the_audit_found(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
-    fill(tmp_path)
     whole = onesweep("train", "audit", tmp_path)
     said = "5 updates accepted: 4 merged, 1 pending; 0 late and dropped; p at version 2\n"
     assert (whole.code, whole.out) == (0, said)
@@ -235,6 +233,9 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
             Ledger(SETTINGS, {"p": tensors(1)}, store, "run")
         with pytest.raises(ResumeError, match="another process is using the rounds"), open_store(tmp_path):
             pass
+        store.database.execute("UPDATE events SET record = '{}' WHERE number = 3")
+        with pytest.raises(ResumeError, match=r"has an event that makes no sense \(KeyError\('part'\)\); restore"):
+            begun(store)
 
 
 def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
@@ -276,6 +277,9 @@ def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give the folder `rounds` of a coordinator's --out"):
         audit(tmp_path / "nowhere")
     (tmp_path / "locked" / DATABASE).mkdir(parents=True)
+    os.mkfifo(tmp_path / "locked" / "fifo")
+    with pytest.raises(CheckpointError, match="fifo is not a regular file"):
+        trainer.rounds.store.connect(tmp_path / "locked" / "fifo")
     with pytest.raises(InputError, match=r"cannot read .*: unable to open database file; run this as the user of"):
         audit(tmp_path / "locked")
 

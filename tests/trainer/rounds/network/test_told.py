@@ -23,7 +23,7 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         ([*WORK, "--patience", "nan"], "--patience must be from 0"),
         ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
         ([*COORDINATE, "--config", "H0"], "steps_per_round must be a whole number from 1"),
-        (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
+        (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1: check the address, and"),
     ],
 )
 def test_commands_say_what_is_wrong(
@@ -37,10 +37,14 @@ def test_commands_say_what_is_wrong(
 
 
 def test_a_checkpoint_of_another_run_is_told(
-    onesweep: Callable[..., Any], network: Start, text_file: Path, settings: Callable[..., Path]
+    onesweep: Callable[..., Any], network: Start, text_file: Path, settings: Callable[..., Path], tmp_path: Path
 ) -> None:
     net = network()
     (other := net.out.with_name("other.toml")).write_text(settings().read_text() + "[rounds]\nrounds = 1\n")
     given = ("--config", other, "--data", text_file, "--out", net.out, "--threads", 1)
     outcome = onesweep("train", "coordinate", "--listen", "127.0.0.1:0", *given)
     assert "has a checkpoint of other settings or data; choose another --out" in outcome.message
+    (fresh := tmp_path / "fresh" / "rounds").mkdir(parents=True)
+    (fresh / "incoming").touch()
+    outcome = onesweep("train", "coordinate", "--listen", "127.0.0.1:0", *given, "--out", fresh.parent)
+    assert outcome.message == f"cannot store updates in {fresh}/incoming: File exists"
