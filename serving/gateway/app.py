@@ -11,6 +11,8 @@ import math
 import select
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -83,7 +85,7 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     with open_socket(settings.listen) as listener:
         if settings.seeing.metrics is not None:
             lookout.serve(HTTP_METRICS, app.read)
-        serving = asyncio.create_task(server._serve([listener]))  # without signals, which `serve` would raise again
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("http: live on %s, router %s", settings.url, settings.router)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +192,7 @@ class _Listener(socket.socket):
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server that ends when `should_exit` is set; `_serve`, unlike `serve`, leaves signals alone.
+    """A uvicorn server that ends when `should_exit` is set, and leaves signals alone.
 
     It holds at most MAX_CONNECTIONS, or fewer if the limit of descriptors is lower. A further one closes the connection
     that has been without a request for longest; if all have one, it gets a 503. On a public gateway, the proxy in front
@@ -224,6 +226,11 @@ class WebServer(uvicorn.Server):
             ssl_context_factory=None if context is None else lambda config, default: context,
         )
         super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing, because uvicorn would raise each signal again after it ends."""
+        yield
 
 
 def open_socket(listen: str) -> socket.socket:
