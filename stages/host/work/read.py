@@ -57,7 +57,7 @@ class ReadWork(TextWork):
         self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
         self._ends_here = self._stages[-1] == session.parts.plan.parts - 1
         self._unread = self._source()
-        self._read = 0  # new tokens in the reads before this one
+        self._read = 0  # new tokens in the pieces before this one
         self._at = 0
         self._x = self._unread.popleft()
         self._hidden = list[Tensor]()
@@ -86,12 +86,12 @@ class ReadWork(TextWork):
         if self._at < len(self._stages):
             self._x = self._between_stages(self._x)
             return
-        self._hidden.append(self._x)
+        self._hidden.append(self._x.flatten(0, -2))
         if self._unread:
             self._read += self.rows
             self._x, self._at = self._unread.popleft(), 0
             return
-        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
+        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._hidden[0]
         if self._ends_here:
             self._ended(hidden)
         else:
