@@ -35,11 +35,6 @@ def trainable(module: nn.Module) -> Tensors:
     }
 
 
-def parameter_shapes(module: nn.Module) -> Shapes:
-    """Shapes of a module's trainable parameters."""
-    return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
-
-
 @torch.no_grad()
 def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the parameters of the same names, on any device."""

@@ -25,7 +25,7 @@ from trainer.blocks.config import MAX_WHOLE, TrainingConfig, parse_config
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import json_digest
-from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
+from trainer.rounds.codecs import Shapes, Tensors, load, shapes, trainable
 from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, reads_features, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
@@ -121,7 +121,7 @@ class RunSpec:
     def shapes(self) -> Mapping[str, Shapes]:
         """Tensor shapes of each part."""
         with torch.device("meta"):  # a worker that trains one part has no room for all
-            return {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.parts)}
+            return {name: shapes(dict(self.module(i).named_parameters())) for i, name in enumerate(self.parts)}
 
     def module(self, index: int) -> nn.Module:
         """A part in its initial state, whatever random numbers were drawn before."""
