@@ -77,11 +77,9 @@ class RunSpec:
 
         Raises ConfigError, DataError; CheckpointError if `out` belongs to another run.
         """
-        spec = cls.of(config, corpus)
-        if config.rounds.model == "chain":
-            new = replace(new_chain(spec.config, corpus, "rounds"), partition=spec.partition)
-        else:
-            new = new_ar(spec.config.architecture, spec.config, corpus, "rounds")
+        corpus.require(config.architecture.context_length + 1)
+        whole, is_chain = settled(config), config.rounds.model == "chain"
+        new = new_chain(whole, corpus, "rounds") if is_chain else new_ar(whole.architecture, whole, corpus, "rounds")
         manifest = open_checkpoint_dir(out, new)
         return cls.of(config, corpus, manifest.partition, manifest)
 
