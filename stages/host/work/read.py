@@ -246,7 +246,7 @@ class SampleWork(ReadWork):
         return False
 
     def _without_token(self, problem: str) -> stage_pb2.Event:
-        """The fault event if no token can follow: an exception would also fail the hops computed with this one."""
+        """The fault event if no token can follow: an exception would count as a fault of this host."""
         words = problem or "no token of the model can continue the text"
         fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.number, fault=fault)
