@@ -89,6 +89,7 @@ internal = partial(StatusError, grpc.StatusCode.INTERNAL)
 invalid = partial(StatusError, grpc.StatusCode.INVALID_ARGUMENT)
 not_found = partial(StatusError, grpc.StatusCode.NOT_FOUND)
 permission_denied = partial(StatusError, grpc.StatusCode.PERMISSION_DENIED)
+unauthenticated = partial(StatusError, grpc.StatusCode.UNAUTHENTICATED)
 unavailable = partial(StatusError, grpc.StatusCode.UNAVAILABLE)
 
 
