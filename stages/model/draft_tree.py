@@ -30,7 +30,6 @@ class DraftTree:
 
     def __init__(self, tokens: Sequence[int], depths: Sequence[int]) -> None:
         """The depths must be `in_order`."""
-        self.tokens, self.depths = tokens, depths
         self._children = dict[tuple[int, int], int]()
         branch = list[int]()
         for at, (token, depth) in enumerate(zip(tokens, depths, strict=True)):

@@ -66,7 +66,7 @@ def block_loss(
 
     text: (batch, length + 1) int64. The estimate is the block's own first guess with `self_condition`, else zero.
     """
-    known, following = text[:, :-1], text[:, 1:]
+    known = text[:, :-1]
     clean, memory = block.read(known)
     z = block.codes[known] + corruption.sigma[..., None] * corruption.eps
     mask = layout.mask().to(z.device)
@@ -77,8 +77,7 @@ def block_loss(
             estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
     denoise = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1))
-    next_byte = F.cross_entropy(block.next_byte(clean).float().flatten(0, -2), following.reshape(-1))
-    return denoise, next_byte
+    return denoise, next_byte_loss(block.next_byte(clean), text)
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
@@ -92,7 +91,7 @@ PAPERS_SIGMA_MIN = 1.0  # end of the noise range of BlockTrain (arXiv 2606.24722
 
 def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
     """CE of next-token logits (batch, length, vocabulary) on text (batch, length + 1), from `skip` (1 or more) on."""
-    return float(F.cross_entropy(logits[:, skip - 1 :].float().flatten(0, -2), text[:, skip:].reshape(-1)))
+    return float(next_byte_loss(logits[:, skip - 1 :], text[:, skip - 1 :]))
 
 
 def from_noise_path(
