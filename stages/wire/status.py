@@ -164,7 +164,7 @@ def protocol_refusal(theirs: int, sender: str, receiver: str, ours: int, subject
     )
 
 
-def check_caller(protocol: int, receiver: str) -> None:
+def check_protocol(protocol: int, receiver: str) -> None:
     """Raise StatusError if the caller of a router or a training speaks another protocol."""
     if (protocol or 1) != CALLS:
         raise protocol_refusal(protocol, "the caller", receiver, CALLS, "calls")

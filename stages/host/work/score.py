@@ -17,7 +17,6 @@ from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths
 from stages.model.scoring import CandidateScores, Floats, branch_pieces, head_pieces, max_scored
 from stages.v1 import stage_pb2
-from stages.wire.messages import has_more
 from stages.wire.status import invalid
 
 
@@ -121,7 +120,7 @@ def score_fields(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, candi
         "temperature": check_temperature(read.score.temperature),
         "candidates": candidates,
         "batch": read.score.batch,
-        "has_more": has_more(read),
+        "has_more": read.score.batch + 1 < read.score.batches,
     }
 
 
