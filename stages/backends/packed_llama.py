@@ -175,9 +175,9 @@ def packed_stage(stage: PipelineStage) -> PipelineRunner:
     )
     if of_torch or not stage.rotary.is_cpu:
         return torch_stage(stage)
-    from stages.backends.onnx import OnnxStage  # importing takes a third of a second, and other parts do not need it
+    from stages.backends.onnx import onnx_stage  # importing takes a third of a second, and other parts do not need it
 
-    return OnnxStage(stage)
+    return onnx_stage(stage)
 
 
 def torch_stage(stage: PipelineStage) -> PipelineRunner:

@@ -21,7 +21,7 @@ from stages.host.sessions import HostSession
 from stages.host.work.checks import SamplingPlan, check_extent, check_reads, parse_sampling
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
-from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, DraftTree, are_depths, tree_positions
+from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, are_depths, guesses_after, tree_positions
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, log_probabilities, most_likely
@@ -193,7 +193,7 @@ class SampleWork(ReadWork):
         first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
         known, shaping = self.session.tokens[:first], plan.shaping
         # sample only along the accepted drafts
-        tree = DraftTree(drafts, self.tree or range(len(drafts))) if drafts else None
+        guesses = guesses_after(drafts, self.tree or range(len(drafts)))
         text, right = b"", -1
         for position in range(first, first + len(drafts) + 1):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
@@ -216,7 +216,7 @@ class SampleWork(ReadWork):
                 if grammar.complete:
                     event.complete = True
                     break
-            if tree is None or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
+            if not drafts or (right := guesses.get((right, vocabulary.tokens(token)[0]), -1)) < 0:
                 break
         event.text = text
         return event
