@@ -56,11 +56,6 @@ def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Tensors whose names begin with `prefix`, keyed by the rest of the name."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 def add(a: Tensors, b: Tensors, share: float = 1.0) -> Tensors:
     """a + share * b."""
     return {name: tensor + share * b[name] for name, tensor in a.items()}
