@@ -362,13 +362,12 @@ class PipelineRunner(StageRunner):
     @torch.inference_mode()
     @on_own_threads
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        counts = [piece.shape[0] for piece in hidden]
-        return [x for group in groups(counts) for x in self._next_byte(hidden[group], counts[group])]
-
-    def _next_byte(self, hidden: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         assert self.head is not None, "only the last stage has a head"
-        rows = self.reader.rows_of(counts)
-        return rows.unpack(self.head(rows.pack(hidden)))
+        counts, found = [piece.shape[0] for piece in hidden], list[Tensor]()
+        for group in groups(counts):
+            rows = self.reader.rows_of(counts[group])
+            found += rows.unpack(self.head(rows.pack(hidden[group])))
+        return found
 
 
 class PackedStage(PipelineRunner):

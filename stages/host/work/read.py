@@ -84,7 +84,8 @@ class ReadWork(TextWork):
         assert isinstance(result, Tensor)
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
-            self._x = self._between_stages(self._x)
+            # round as if sent to another host, so that a text does not depend on which host holds which stage
+            self._x = self.codec.round_trip(result.flatten(0, -2), FEATURE_LIMIT).view(result.shape)
             return
         self._hidden.append(self._x.flatten(0, -2))
         if self._unread:
@@ -103,10 +104,6 @@ class ReadWork(TextWork):
             with self._without_drafts():
                 drafter.read(self._draft_state(drafter), self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
-
-    def _between_stages(self, hidden: Tensor) -> Tensor:
-        # round as if sent to another host, so that a text does not depend on which host holds which stage
-        return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
     def _forward(self, hidden: Tensor) -> None:
         read = self.hop.read
