@@ -134,12 +134,10 @@ def chain_diagnostics(
     from_noise_sigma1_nats: the same at the last evaluation at or above sigma 1, where the papers' range ends; below it
     a slot settles on one sampled byte, and the CE becomes that of a commitment. Missing without such an evaluation.
     """
-    known = text[:, :-1]
-    rows = range(0, len(known), ROWS)
-    counts = [len(known[row : row + ROWS]) for row in rows]
-    paths = [from_noise_path(blocks, partition, known[row : row + ROWS], steps, skip=skip, row=row) for row in rows]
+    rows = text[:, :-1].split(ROWS)
+    paths = [from_noise_path(blocks, partition, x, steps, skip=skip, row=i * ROWS) for i, x in enumerate(rows)]
     path = [
-        (points[0][0], sum(nats * count for (_, nats), count in zip(points, counts, strict=True)) / len(known))
+        (points[0][0], sum(nats * len(x) for (_, nats), x in zip(points, rows, strict=True)) / len(text))
         for points in zip(*paths, strict=True)
     ]
     losses = {"from_noise_nats": path[-1][1]}
