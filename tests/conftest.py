@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -97,19 +97,20 @@ def shake(module: nn.Module, seed: int) -> nn.Module:
     return module.eval()
 
 
-def write_bundle(directory: Path, seed: int, scorer: bool = False, **changes: Any) -> Path:
+def write_bundle(directory: Path, seed: int, besides: Sequence[str] = ("local",), **changes: Any) -> Path:
     # Modules draw their first weights from torch's own generator: without a seed they would depend on the tests before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(INITIAL_SEED)
         a = Architecture(**{**TINY, **changes})
         codes, empty = Codes(0, a.code_dim), (None,) * a.parts
-        partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
+        partition = NoisePartition("uniform", (*(8.0, 1.5, 0.6)[: a.parts], 0.2))
         write_manifest(directory / "chain", Manifest("chain", a, empty, codes, partition, PROBE_TEXT))
         for index in range(a.parts):
             save_part(directory / "chain", shake(Block(a, index, codes), seed + index))
-        models = [("ar", a.parts, 10), ("local", 1, 10)] + [("scorer", a.parts, 20)] * scorer
-        for name, parts, apart in models:
-            model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + apart)
+        for name, parts, apart in (("ar", a.parts, 10), ("local", 1, 10), ("scorer", a.parts, 20)):
+            if name not in ("ar", *besides):
+                continue
+            model = shake(ArModel(replace(a, parts=parts)), seed + apart)
             write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
             save_ar(directory / name, model)
         return directory
@@ -131,7 +132,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bundles")
     write_bundle(root / "own", seed=1)
     write_bundle(root / "other", seed=50)
-    write_bundle(root / "scored", seed=70, scorer=True)
+    write_bundle(root / "scored", seed=70, besides=("local", "scorer"))
     return root
 
 

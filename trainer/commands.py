@@ -221,13 +221,9 @@ def run_pictures(options: argparse.Namespace) -> int:
 # Checkpoints
 
 
-@dataclass(frozen=True)
-class Halved:
-    checkpoint: Path = field(metadata=flag("", name="checkpoint", metavar="CKPT"))
-    out: Path = field(metadata=flag("new checkpoint", metavar="DIR"))
-
-
-add_halve = partial(add_flags, cls=Halved)
+def add_halve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new checkpoint")
 
 
 def run_halve(options: argparse.Namespace) -> int:

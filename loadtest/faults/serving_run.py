@@ -28,10 +28,9 @@ from loadtest.lab.profile import ROUTER
 from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL
-from loadtest.workload.testbed import LOOPBACK, check_links
+from loadtest.workload.testbed import LOOPBACK, block_count, check_links
 from serving.router.topology import SHIPPED
 from stages.errors import ServiceError
-from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
     from loadtest.benches import ChaosSettings
@@ -186,7 +185,7 @@ class ChaosResult:
 def chaos(settings: ChaosSettings, echo: Echo) -> ChaosResult:
     """Run it. Raises OnesweepError without a deployment, or without a text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
-    plan_host(checkpoint, (0,))  # refuse early, before anything is started
+    block_count(checkpoint)  # refuse early, before anything is started
     check_links(settings.profile, MAX_HOSTS)
     with open_serving_testbed(settings, checkpoint) as testbed:
         facts = testbed.opened.caller.facts()

@@ -16,10 +16,9 @@ import psutil
 
 from loadtest.lab.profile import ROUTER
 from loadtest.simulation.schedule import PlannedFault
-from loadtest.workload.testbed import Testbed, deployed, open_network
+from loadtest.workload.testbed import Testbed, block_count, deployed, open_network
 from serving.cli.deployment import Deployment
 from serving.router.topology import HostEntry, Topology
-from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
     from loadtest.benches import ChaosSettings
@@ -89,7 +88,7 @@ class ServingTestbed:
 
 def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
     """The blocks cut in two if there are two or more, and every part on two hosts: a-1, a-2, b-1, b-2."""
-    parts = plan_host(checkpoint, (0,)).parts
+    parts = block_count(checkpoint)
     middle = -(-parts // 2)
     spans = [span for span in (tuple(range(middle)), tuple(range(middle, parts))) if span]
     names = [(f"{letter}-{i + 1}", span) for letter, span in zip(LETTERS, spans, strict=False) for i in range(REPLICAS)]

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from loadtest.commands import Row, echo
+from loadtest.workload.testbed import DEFAULT_HOSTS, block_count, default_hosts
 from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
@@ -26,7 +27,6 @@ from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
-from stages.host.plan import plan_host
 from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import PipelineStage, new_caches
@@ -40,7 +40,6 @@ from stages.signals import run_interruptible
 if TYPE_CHECKING:
     from loadtest.benches import HostBenchSettings
 
-RING = 3
 # Most milliseconds of overhead per sweep, for a ring of three; a sweep of `ar` is a token.
 TARGETS_MS = {"sweep": 8.0, "chunked": 8.0, "ar": 2.5}
 BARE = ("sweep", "ar", "chain", "steps")  # modes with a bare loop
@@ -62,9 +61,9 @@ class TimedAnswer:
 
 def measure_ring(settings: HostBenchSettings) -> list[Row]:
     """Rows of every mode that the bundle has weights for. Raises OnesweepError."""
-    parts = plan_host(settings.checkpoint, (0,)).parts
-    hosts = min(RING, parts) if settings.hosts is None else settings.hosts
-    ring = local_topology(hosts, parts, settings.checkpoint, free_port_block(hosts + 1) + 1)
+    hosts = default_hosts(settings.checkpoint) if settings.hosts is None else settings.hosts
+    blocks = block_count(settings.checkpoint)
+    ring = local_topology(hosts, blocks, settings.checkpoint, free_port_block(hosts + 1) + 1)
     subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
     all_cores = torch.get_num_threads()
     echo(f"{hosts} hosts on loopback; keep the machine idle ...")
@@ -92,10 +91,11 @@ def alone_rows(mode: str, hosts: int, unit: str, alone: Sequence[TimedAnswer]) -
     """Medians over sequential requests of one mode."""
     median = statistics.median
     overhead = median((each.latency_ms - each.compute_ms) / each.sweeps for each in alone)
+    target_ms = TARGETS_MS.get(mode) if hosts == DEFAULT_HOSTS else None
     return [
         Row(f"{mode}: latency", median(each.latency_ms for each in alone), "ms"),
         Row(f"{mode}: latency over compute", median(each.latency_ms / each.compute_ms for each in alone), "x"),
-        Row(f"{mode}: a sweep on top of the model", overhead, "ms", TARGETS_MS.get(mode) if hosts == RING else None),
+        Row(f"{mode}: a sweep on top of the model", overhead, "ms", target_ms),
         Row(f"{mode}: one request after the other", median(1000 * a.units / a.latency_ms for a in alone), unit),
     ]
 

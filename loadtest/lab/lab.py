@@ -100,16 +100,22 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
 
     Raises LabError or ConfigError.
     """
+    profile.check_hosts(hosts)
+    if problem := lab_problem():
+        raise LabError(problem)
+    request = {"profile": asdict(profile), "hosts": hosts, "owner": os.getpid()}
     with tempfile.TemporaryFile() as log:
-        process, lab = _spawn(profile, hosts, log)
+        child = Child([sys.executable, "-P", "-m", "loadtest.lab.process"], request, log, directory="/")
         try:
-            yield lab
+            line = next(child.lines(), "")
+            record: dict[str, Any] = json.loads(line or '{"error": "the lab process ended before it was ready"}')
+            if "error" in record:
+                raise LabError(record["error"])
+            child.stop()
+            yield Lab.from_record(record)
         finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            process.kill()  # no effect if it has ended; its keeper kills the rest
-            process.wait()
+            child.process.terminate()
+            child.end(STOP_S)  # if it has to be killed, its keeper kills the rest
 
 
 def find_lab(directory: Path) -> Lab | None:
@@ -123,26 +129,6 @@ def find_lab(directory: Path) -> Lab | None:
     except (OSError, KeyError, TypeError, ValueError, AttributeError, InputError) as error:
         raise LabError(f"{path} is damaged ({error}): remove it") from None
     return lab if lab.is_up else None
-
-
-def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Popen[str], Lab]:
-    profile.check_hosts(hosts)
-    problem = lab_problem()
-    if problem:
-        raise LabError(problem)
-    request = {"profile": asdict(profile), "hosts": hosts, "owner": os.getpid()}
-    child = Child([sys.executable, "-P", "-m", "loadtest.lab.process"], request, log, directory="/")
-    try:
-        line = next(child.lines(), "")
-        record: dict[str, Any] = json.loads(line) if line else {"error": "the lab process ended before it was ready"}
-        if "error" in record:
-            raise LabError(record["error"])
-    except BaseException:
-        child.process.kill()
-        child.end(STOP_S)
-        raise
-    child.stop()
-    return child.process, Lab.from_record(record)
 
 
 # A process that talks to its parent in JSON messages, one per line, on standard input and output.

@@ -105,7 +105,7 @@ def _round_the_ring(account: BookedCost, wires: Sequence[Link], back: Sequence[L
     if account.mode == "steps":
         certain = tuple(steps * size for size in certain)
     serialisation_ms = sum(wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
-    rest = max(account.wire_bytes_total - beside - sum(certain), 0)
+    rest = account.wire_bytes_total - beside - sum(certain)
     fastest = max(map(_rate_mbps, (*wires, *back)))
     return delay_ms, serialisation_ms + wire_ms(rest, fastest)
 
@@ -133,9 +133,9 @@ def least_delay_ms(link: Link) -> float:
     return link.delay_ms - link.jitter_ms
 
 
-def wire_ms(size: int, rate_mbps: float | None) -> float:
-    """Milliseconds for `size` bytes at a rate in Mbit/s; 0 without a limit."""
-    return max(size, 0) * 8 / (rate_mbps * 1000) if rate_mbps else 0.0
+def wire_ms(size: int, rate_mbps: float) -> float:
+    """Milliseconds for `size` bytes at a rate in Mbit/s; 0 for an infinite one."""
+    return max(size, 0) * 8 / (rate_mbps * 1000)
 
 
 def _rate_mbps(link: Link) -> float:

@@ -42,7 +42,7 @@ from stages.checkpoint.release_transfer import drain_requests
 from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import LinkRecord
-from stages.wire.status import Context, StatusError, check_caller, data_loss, failed_precondition, ignoring_ended_call
+from stages.wire.status import Context, StatusError, check_protocol, data_loss, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 R = TypeVar("R")
@@ -91,7 +91,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             await context.send_initial_metadata(record.metadata)
         context.set_trailing_metadata(record.metadata)
         with record:
-            check_caller(request.protocol, ROUTER)
+            check_protocol(request.protocol, ROUTER)
             key = self.keyring.identify(context.invocation_metadata(), GENERATE)
             async with aclosing(serve(request, record, key)) as responses:
                 async for response in responses:
@@ -108,12 +108,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return self._progress_of(self.rollout.rollback, context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
-        check_caller(request.protocol, ROUTER)
+        check_protocol(request.protocol, ROUTER)
         self.keyring.identify(context.invocation_metadata(), STATUS)
         return self.status()
 
     async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:
-        check_caller(request.protocol, ROUTER)
+        check_protocol(request.protocol, ROUTER)
         key, modes = self.keyring.identify(context.invocation_metadata(), GENERATE), self.rollout.current.modes
         mode = check_mode(request.mode, modes)
         check_served(mode, modes)

@@ -78,9 +78,6 @@ def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
     return [part.view(x.shape) for part, x in zip(parts, shaped, strict=True)]
 
 
-__all__ = ["Backend", "packed_stage"]
-
-
 class Backend:
     """Makes runners of loaded parts, for a device."""
 

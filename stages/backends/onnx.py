@@ -239,13 +239,12 @@ class BoundLayers:
         x.copy_(self.result[0])
 
 
-class OnnxStage(PipelineRunner):
-    """A stage whose matrices sessions take over: each is freed once a session has it, so memory stays near a stage."""
-
-    def __init__(self, stage: PipelineStage) -> None:
-        # The head first, which is the largest matrix: little else is held yet besides its layouts.
-        head = None if stage.head is None else OnnxProduct(stage.head)
-        super().__init__(OnnxReader(stage), normed_head(stage, head))
+def onnx_stage(stage: PipelineStage) -> PipelineRunner:
+    """The runner of a stage whose matrices sessions take over: each is freed once a session has it, so memory stays
+    near a stage."""
+    # The head first, which is the largest matrix: little else is held yet besides its layouts.
+    head = None if stage.head is None else OnnxProduct(stage.head)
+    return PipelineRunner(OnnxReader(stage), normed_head(stage, head))
 
 
 def _free(module: nn.Module) -> None:

@@ -142,14 +142,17 @@ class PackedReader:
 
     :param layers: what computes the layers of `part`, not those layers themselves.
     :param hidden: numbers in a row of the widest layer.
+    :param least: see `Rows.of`.
     """
 
-    def __init__(self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int) -> None:
+    def __init__(
+        self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int, least: int = 0
+    ) -> None:
         table = part.embedding
         self.embedding: Callable[[Tensor], Tensor] | None = table  # tokens (rows,) -> (rows, width)
         if isinstance(table, nn.Embedding):
             self.embedding = partial(table.weight.detach().index_select, 0)
-        self.layers, self.hidden, self.threads = layers, hidden, PRODUCT_THREADS.get()
+        self.layers, self.hidden, self.least, self.threads = layers, hidden, least, PRODUCT_THREADS.get()
         self.kinds, self.kind_of = kinds_of(part)
         self.shapes, self.kv_heads = list(map(attention_shape, part.layers)), part.architecture.kv_heads
         self.device = part.rotary.device
@@ -187,7 +190,7 @@ class PackedReader:
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Places of pieces with these numbers of rows in one tensor."""
-        return Rows.of(counts, self.hidden, self.threads) if self.device.type == "cpu" else Rows.in_slabs(counts)
+        return Rows.of(counts, self.hidden, self.threads, self.least, self.device.type == "cpu")
 
     def spread(self, factors: Tensor) -> Angles:
         """Rotary factors of rows in the form that the layers need."""
@@ -359,13 +362,12 @@ class PipelineRunner(StageRunner):
     @torch.inference_mode()
     @on_own_threads
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        counts = [piece.shape[0] for piece in hidden]
-        return [x for group in groups(counts) for x in self._next_byte(hidden[group], counts[group])]
-
-    def _next_byte(self, hidden: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         assert self.head is not None, "only the last stage has a head"
-        rows = self.reader.rows_of(counts)
-        return rows.unpack(self.head(rows.pack(hidden)))
+        counts, found = [piece.shape[0] for piece in hidden], list[Tensor]()
+        for group in groups(counts):
+            rows = self.reader.rows_of(counts[group])
+            found += rows.unpack(self.head(rows.pack(hidden[group])))
+        return found
 
 
 class PackedStage(PipelineRunner):

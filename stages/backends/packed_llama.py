@@ -1,7 +1,7 @@
 """Stages of pretrained models on packed rows."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -146,7 +146,7 @@ class PackedMixture:
         written = x.new_empty(*chosen.shape, x.shape[1])
         for number in chosen.unique().tolist():
             at, place = (chosen == number).nonzero(as_tuple=True)
-            rows = llama_rows([len(at)], self.hidden, self.threads, x.device)
+            rows = Rows.of([len(at)], self.hidden, self.threads, least=1, is_cpu=x.is_cpu)
             written[at, place] = rows.unpack(self.experts[number](rows.pack([x[at]])))[0]
         # one by one, best first: a sum in another order would round differently
         result = written[:, 0] * weights[:, :1]
@@ -160,19 +160,11 @@ class LlamaReader(PackedReader):
 
     def __init__(self, stage: LlamaStage) -> None:
         self.architecture = a = stage.architecture
-        super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], a.mlp_width)
-
-    def rows_of(self, counts: Sequence[int]) -> Rows:
-        return llama_rows(counts, self.hidden, self.threads, self.device)
+        super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], a.mlp_width, least=1)
 
     def spread(self, factors: Tensor) -> Angles:
         cos, sin = (_by_rotated_head(each, self.architecture) for each in factors.unbind(1))
         return cos, sin
-
-
-def llama_rows(counts: Sequence[int], hidden: int, threads: int, device: torch.device) -> Rows:
-    """Rows whose results do not depend on each other. hidden: numbers in a row of the widest layer."""
-    return Rows.of(counts, hidden, threads, least=1) if device.type == "cpu" else Rows.in_slabs(counts)
 
 
 def packed_stage(stage: PipelineStage) -> PipelineRunner:
@@ -183,9 +175,9 @@ def packed_stage(stage: PipelineStage) -> PipelineRunner:
     )
     if of_torch or not stage.rotary.is_cpu:
         return torch_stage(stage)
-    from stages.backends.onnx import OnnxStage  # importing takes a third of a second, and other parts do not need it
+    from stages.backends.onnx import onnx_stage  # importing takes a third of a second, and other parts do not need it
 
-    return OnnxStage(stage)
+    return onnx_stage(stage)
 
 
 def torch_stage(stage: PipelineStage) -> PipelineRunner:

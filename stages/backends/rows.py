@@ -79,19 +79,16 @@ class Rows:
     threads: int = 1  # threads of products
 
     @classmethod
-    def of(cls, counts: Sequence[int], hidden: int, threads: int, least: int = 0) -> Self:
+    def of(cls, counts: Sequence[int], hidden: int, threads: int, least: int = 0, is_cpu: bool = True) -> Self:
         """:param counts: rows of each piece.
         :param hidden: numbers in a row of the widest layer.
         :param threads: threads of products.
         :param least: rows from which, and in multiples of which, a product's rows are independent, if its kernels
-            differ from those of `independent_rows`."""
+            differ from those of `independent_rows`.
+        :param is_cpu: False for products on another device than the processor, which take whole slabs."""
         bounds = [0, *accumulate(counts)]
-        return cls(list(counts), bounds, padded(bounds[-1], hidden, threads, least), threads)
-
-    @classmethod
-    def in_slabs(cls, counts: Sequence[int]) -> Self:
-        """Rows for products on a device other than the processor: whole slabs."""
-        bounds = [0, *accumulate(counts)]
+        if is_cpu:
+            return cls(list(counts), bounds, padded(bounds[-1], hidden, threads, least), threads)
         return cls(list(counts), bounds, -(-bounds[-1] // SLAB_ROWS) * SLAB_ROWS)
 
     @cached_property
@@ -128,7 +125,7 @@ class Rows:
 
 
 def in_slabs(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A product of rows (from `Rows.in_slabs`), one slab at a time."""
+    """A product of rows of whole slabs (see `Rows.of`), one slab at a time."""
     parts = [product(slab) for slab in x.split(SLAB_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -139,9 +139,6 @@ class PrefixStore:
         self.hits += 1
         self.positions += positions
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._pieces
-
     def keep(self, beginning: Beginning, at: int, caches: Sequence[LayerCache], tokens: NDArray[np.int64]) -> None:
         """Copy piece `at` of a text; the least recently used pieces of other texts make room for it."""
         chain = [piece_key(digest, beginning.path) for digest in beginning.digests[: at + 1]]

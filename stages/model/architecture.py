@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from stages.device import Tensor
 from stages.errors import ShapeError
@@ -291,7 +291,7 @@ TextArchitecture = Architecture | LlamaArchitecture
 
 
 # Picture models.
-PICTURES = "picture"
+PICTURES: Final = "picture"
 # Standard deviation of the net's input: c_skip, c_out and the usual noise prior assume it (EDM, arXiv
 # 2206.00364).
 DATA_STD = 0.5
@@ -322,11 +322,9 @@ class PictureArchitecture:
     mean: float = field(default=0.5, metadata=limits(minimum=0, maximum=1))
     deviation: float = field(default=0.25, metadata=limits(minimum=1e-3, maximum=1))
     # Distinguishes it from the other architectures in manifests.
-    family: str = PICTURES  # a manifest's name for this kind of model
+    family: Literal["picture"] = PICTURES  # a manifest's name for this kind of model
 
     def __post_init__(self) -> None:
-        if self.family != PICTURES:
-            raise ShapeError(f"architecture: family {self.family!r} is not {PICTURES!r}")
         check(self, ShapeError, SHAPE)
         if self.parts * self.layers > MAX_LAYERS:
             raise ShapeError(f"architecture: {self.parts * self.layers} layers; the limit is {MAX_LAYERS}")

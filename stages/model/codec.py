@@ -180,17 +180,13 @@ CODECS: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8(),
 HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), HiddenInt8())}
 
 
-def codec_named(name: str) -> StateCodec:
-    """The codec of estimates called `name`. Raises CodecError that lists the names."""
-    return _named(CODECS, "state codec", name)
+def codec_named(name: str, codecs: dict[str, StateCodec] = CODECS, what: str = "state codec") -> StateCodec:
+    """The codec called `name`, by default of estimates. Raises CodecError that lists the names."""
+    if name not in codecs:
+        raise CodecError(f"unknown {what} {quoted(name)}; choose from {', '.join(codecs)}")
+    return codecs[name]
 
 
 def hidden_codec(name: str) -> StateCodec:
     """The codec of hidden states called `name`. Raises CodecError that lists the names."""
-    return _named(HIDDEN, "codec of hidden states", name)
-
-
-def _named(codecs: dict[str, StateCodec], what: str, name: str) -> StateCodec:
-    if name not in codecs:
-        raise CodecError(f"unknown {what} {quoted(name)}; choose from {', '.join(codecs)}")
-    return codecs[name]
+    return codec_named(name, HIDDEN, "codec of hidden states")

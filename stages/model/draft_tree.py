@@ -22,24 +22,18 @@ NOISE_STEP, MIN_NOISE = 10.0, 0.01  # its logarithm grows by this for each surpr
 # depend on the tree, and a near tie could come out differently than in `ar`. Here, when a draft token is computed, the
 # cache holds exactly the tokens before it on its branch, so the result is the same to the last bit
 # (tests/stages/host/test_draft_trees.py).
-class DraftTree:
-    """Guesses in depth-first order: each is followed by the guesses after it, if any.
+def guesses_after(tokens: Sequence[int], depths: Sequence[int]) -> dict[tuple[int, int], int]:
+    """By a guess (-1 for the known text) and a token after it: the guess of that token, if there is one.
 
-    `depths`: number of guesses before each on its own branch. A chain has depths 0, 1, 2 ...
+    The guesses are in depth-first order: each is followed by the guesses after it, if any.
+
+    :param depths: number of guesses before each on its own branch (`are_depths`). A chain has depths 0, 1, 2 ...
     """
-
-    def __init__(self, tokens: Sequence[int], depths: Sequence[int]) -> None:
-        """The depths must be `in_order`."""
-        self.tokens, self.depths = tokens, depths
-        self._children = dict[tuple[int, int], int]()
-        branch = list[int]()
-        for at, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
-            del branch[depth:]
-            branch.append(self._children.setdefault((branch[-1] if branch else -1, token), at))
-
-    def after(self, at: int, token: int) -> int:
-        """The guess that `token` follows guess `at` (-1 for the known text); -1 if there is no such guess."""
-        return self._children.get((at, token), -1)
+    found, branch = dict[tuple[int, int], int](), list[int]()
+    for at, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
+        del branch[depth:]
+        branch.append(found.setdefault((branch[-1] if branch else -1, token), at))
+    return found
 
 
 def are_depths(depths: Sequence[int]) -> bool:
@@ -167,7 +161,7 @@ class DraftLength:
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses after a text, a chain or a tree in depth-first order (`DraftTree`)."""
+    """Guesses after a text, a chain or a tree in depth-first order (`guesses_after`)."""
 
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()

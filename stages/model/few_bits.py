@@ -85,11 +85,11 @@ class Int8Linear(GroupedLinear):
         return groups.mul_(self.scales[rows].float().unsqueeze(2)).flatten(1)
 
 
-def rounded(weight: Tensor, kind: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """A matrix (out, in) float32, rounded to nearest: `Int8Linear`'s codes, and scales of a kind. A matrix that was
-    already rounded like this gets the same codes again."""
+def rounded(weight: Tensor) -> dict[str, Tensor]:
+    """A matrix (out, in) float32, rounded to nearest: `Int8Linear`'s codes and scales. A matrix that was rounded so
+    before gets the same codes again."""
     groups = weight.unflatten(1, (-1, GROUP))
-    scales = (groups.abs().amax(2) / LARGEST_INT8).to(kind)
+    scales = (groups.abs().amax(2) / LARGEST_INT8).half()
     codes = (groups / scales.float().masked_fill(scales == 0, 1).unsqueeze(2)).round_()
     return {"codes": codes.clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8).flatten(1), "scales": scales}
 

@@ -38,7 +38,7 @@ from stages.wire.tokens import token_metadata
 
 log = logging.getLogger(__name__)
 
-DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
+LINK_PORT = 7701
 ROUTER_NAME = "router"
 TO_KEY = "onesweep-to"  # metadata of Carry: the target of a new pipe; PIPE_KEY identifies the pipe
 KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
@@ -56,7 +56,7 @@ Addresses = Callable[[], Sequence[str]]
 
 def link_name(machine: str) -> str:
     """The name in the machine's certificate, which other stage servers dial."""
-    return f"{machine}.{DOMAIN}"
+    return f"{machine}.{LINK_DOMAIN}"
 
 
 def link_address(machine: str) -> str:
@@ -125,7 +125,7 @@ class LinkProxy:
     def _asked(self, head: bytes) -> str:
         """The machine that a request asks for; empty for a stranger's request."""
         line, *fields = head.decode("latin-1").split("\r\n")
-        said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
+        said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{LINK_DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
         credentials = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
         shown = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}
         is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {credentials}".encode())

@@ -92,13 +92,6 @@ def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stag
     return hops
 
 
-def has_more(work: AnyWork) -> bool:
-    """True if more hops of the same step follow this work."""
-    if not isinstance(work, stage_pb2.Read):
-        return False
-    return work.WhichOneof("ask") is None or work.score.batch + 1 < work.score.batches
-
-
 def results_of(hops: Iterable[stage_pb2.Hop]) -> int:
     """Number of results for the hops of one step."""
     return sum(not hop.HasField("read") or hop.read.WhichOneof("ask") is not None for hop in hops)

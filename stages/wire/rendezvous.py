@@ -207,9 +207,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         if abs(ahead_s := request.unix_s - time.time()) > CLOCK_S:
             side = "ahead of" if ahead_s > 0 else "behind"
             raise invalid(f"this machine's clock is {abs(ahead_s) / 60:.0f} minutes {side} the router's: correct it")
-        if there is not None:
-            return self._certified(request, there.name, "")
         try:
+            if there is not None:
+                return self._certified(request, there.name, "")
             secret = _secret_of(dict(context.invocation_metadata() or ()))
             invitation = self.run.invitations.find(secret) if secret else None
             problem = invitation.problem(time.time()) if invitation else "the router does not know this ticket"
@@ -338,10 +338,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         return next((each for each in self.machines.values() if hmac.compare_digest(each.sha256, digest)), None)
 
     def _certified(self, request: join_pb2.EnrolRequest, name: str, secret: str) -> join_pb2.EnrolResponse:
-        try:
-            made = self.run.authority.certify(request.request, Identity(HOST, name), (link_name(name),), LEAF_DAYS)
-        except InputError as error:
-            raise invalid(str(error)) from None
+        """Raises InputError."""
+        made = self.run.authority.certify(request.request, Identity(HOST, name), (link_name(name),), LEAF_DAYS)
         authority = read_file(self.run.tls.authority)
         return join_pb2.EnrolResponse(authority=authority, certificate=made, secret=secret, name=name)
 

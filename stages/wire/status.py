@@ -89,6 +89,7 @@ internal = partial(StatusError, grpc.StatusCode.INTERNAL)
 invalid = partial(StatusError, grpc.StatusCode.INVALID_ARGUMENT)
 not_found = partial(StatusError, grpc.StatusCode.NOT_FOUND)
 permission_denied = partial(StatusError, grpc.StatusCode.PERMISSION_DENIED)
+unauthenticated = partial(StatusError, grpc.StatusCode.UNAUTHENTICATED)
 unavailable = partial(StatusError, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -163,7 +164,7 @@ def protocol_refusal(theirs: int, sender: str, receiver: str, ours: int, subject
     )
 
 
-def check_caller(protocol: int, receiver: str) -> None:
+def check_protocol(protocol: int, receiver: str) -> None:
     """Raise StatusError if the caller of a router or a training speaks another protocol."""
     if (protocol or 1) != CALLS:
         raise protocol_refusal(protocol, "the caller", receiver, CALLS, "calls")

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import grpc
-
 from stages.errors import InputError, one_of, quoted
 from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
@@ -29,7 +27,7 @@ from stages.wire.secret_files import (
     state_directory,
     write_file,
 )
-from stages.wire.status import Metadata, StatusError, permission_denied
+from stages.wire.status import Metadata, permission_denied, unauthenticated
 from stages.wire.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -115,15 +113,15 @@ class Keyring:
         self._reload(self.path)
         shown = next((value for name, value in metadata or () if name == HEADER), None)
         if shown is None:
-            raise _unauthenticated(
+            raise unauthenticated(
                 "a token is required: give --token-file, set ONESWEEP_TOKEN, or send Authorization: Bearer TOKEN"
             )
         text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
         if not text.startswith(SCHEME):
-            raise _unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")
+            raise unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")
         found = self._keys.get(token_hash(text.removeprefix(SCHEME)))  # by its hash, so the time taken reveals nothing
         if found is None:
-            raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
+            raise unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
         if not found.may(scope):
             message = f"key {found.name} lacks scope {scope}: it has only {', '.join(found.scopes)}"
             raise permission_denied(message)
@@ -198,10 +196,6 @@ def _key(path: Path, entry: object) -> Key:
     if not re.fullmatch("[0-9a-f]{64}", key.sha256):
         raise InputError(f"{path}: key {name!r} needs the sha256 of its token, 64 hex digits")
     return key
-
-
-def _unauthenticated(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.UNAUTHENTICATED, message)
 
 
 def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:

@@ -84,7 +84,7 @@ def weights() -> Iterator[Path]:
     """A bundle with random weights that are always the same, whichever ship."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        yield write_bundle(Path(directory) / "weights", seed=7, scorer=True)
+        yield write_bundle(Path(directory) / "weights", seed=7, besides=("local", "scorer"))
 
 
 @contextlib.contextmanager

@@ -90,14 +90,13 @@ def block_loss(block: Block) -> Tensor:
     return F.cross_entropy(block.next_byte(clean)[0, :-1], known[0, 1:]) + F.cross_entropy(denoised[0], known[0, half:])
 
 
-def write_chain(directory: Path, **changes: Any) -> None:
+def write_chain(directory: Path) -> None:
     torch.manual_seed(0)
-    a, codes = small(**changes), Codes(0, SMALL["code_dim"])
-    boundaries = (8.0, 1.0, 0.2)
+    a, codes = small(), Codes(0, SMALL["code_dim"])
     training = {"steps": 40, "seed": 0}
     metrics = {"block-0": {"valid_next_byte_nats": 2.5}}
     data = {"name": "probe", "train_bytes": 256}
-    partition = NoisePartition("equal_entropy", boundaries)
+    partition = NoisePartition("equal_entropy", (8.0, 1.0, 0.2))
     manifest = Manifest("chain", a, (None, None), codes, partition, PROBE_TEXT, 0.02, "bytes", data, training, metrics)
     write_manifest(directory, manifest)
     for index in range(a.parts):

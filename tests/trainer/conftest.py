@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.cli.parser import parse
-from stages.errors import OnesweepError
+from serving.cli.__main__ import main
 from tests.trainer.small import TEXT
 
 SETTINGS = """
@@ -88,13 +87,9 @@ def onesweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outco
     """Run a command as the front door does."""
 
     def run(*arguments: object) -> Outcome:
-        try:
-            options = parse([str(argument) for argument in arguments])
-            code, message = options.run(options), ""
-        except OnesweepError as error:
-            code, message = error.exit_code, str(error)
+        code = main([*map(str, arguments)])
         out, err = capsys.readouterr()
-        return Outcome(code, out, message or err)
+        return Outcome(code, out, err.removeprefix("onesweep: ").removesuffix("\n"))
 
     threads = torch.get_num_threads()
     yield run

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from serving.cli.parser import parse
-from stages.errors import OnesweepError
+from serving.cli.__main__ import main
 
 # torch takes seconds to import, and so does `torch._dynamo`, which every process would import with its first optimizer
 PRELOADED = ["trainer.rounds.worker", "torch._dynamo"]
@@ -16,7 +15,7 @@ PRELOADED = ["trainer.rounds.worker", "torch._dynamo"]
 
 def launched(log: Path, *arguments: object) -> BaseProcess:
     """`onesweep ARGUMENTS`, whose words go into a file."""
-    return forked(log, log, run_command, [*map(str, arguments), "--threads", "1"])
+    return forked(log, log, main, [*map(str, arguments), "--threads", "1"])
 
 
 def forked(out: Path, errors: Path, job: Callable[..., int], *arguments: object) -> BaseProcess:
@@ -32,16 +31,6 @@ def ended(process: BaseProcess, within_s: float) -> int | None:
     """Its exit code; None where it has not come to its end."""
     process.join(within_s)
     return process.exitcode
-
-
-def run_command(arguments: list[str]) -> int:
-    """As the front door does."""
-    try:
-        options = parse(arguments)
-        return int(options.run(options))
-    except OnesweepError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
 
 
 def _run(out: Path, errors: Path, job: Callable[..., int], arguments: tuple[object, ...]) -> None:

@@ -66,7 +66,7 @@ def block_loss(
 
     text: (batch, length + 1) int64. The estimate is the block's own first guess with `self_condition`, else zero.
     """
-    known, following = text[:, :-1], text[:, 1:]
+    known = text[:, :-1]
     clean, memory = block.read(known)
     z = block.codes[known] + corruption.sigma[..., None] * corruption.eps
     mask = layout.mask().to(z.device)
@@ -77,8 +77,7 @@ def block_loss(
             estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
     denoise = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1))
-    next_byte = F.cross_entropy(block.next_byte(clean).float().flatten(0, -2), following.reshape(-1))
-    return denoise, next_byte
+    return denoise, next_byte_loss(block.next_byte(clean), text)
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
@@ -92,7 +91,7 @@ PAPERS_SIGMA_MIN = 1.0  # end of the noise range of BlockTrain (arXiv 2606.24722
 
 def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
     """CE of next-token logits (batch, length, vocabulary) on text (batch, length + 1), from `skip` (1 or more) on."""
-    return float(F.cross_entropy(logits[:, skip - 1 :].float().flatten(0, -2), text[:, skip:].reshape(-1)))
+    return float(next_byte_loss(logits[:, skip - 1 :], text[:, skip - 1 :]))
 
 
 def from_noise_path(
@@ -135,12 +134,10 @@ def chain_diagnostics(
     from_noise_sigma1_nats: the same at the last evaluation at or above sigma 1, where the papers' range ends; below it
     a slot settles on one sampled byte, and the CE becomes that of a commitment. Missing without such an evaluation.
     """
-    known = text[:, :-1]
-    rows = range(0, len(known), ROWS)
-    counts = [len(known[row : row + ROWS]) for row in rows]
-    paths = [from_noise_path(blocks, partition, known[row : row + ROWS], steps, skip=skip, row=row) for row in rows]
+    rows = text[:, :-1].split(ROWS)
+    paths = [from_noise_path(blocks, partition, x, steps, skip=skip, row=i * ROWS) for i, x in enumerate(rows)]
     path = [
-        (points[0][0], sum(nats * count for (_, nats), count in zip(points, counts, strict=True)) / len(known))
+        (points[0][0], sum(nats * len(x) for (_, nats), x in zip(points, rows, strict=True)) / len(text))
         for points in zip(*paths, strict=True)
     ]
     losses = {"from_noise_nats": path[-1][1]}

@@ -20,7 +20,7 @@ from stages.signals import ask_to_stop, on_signal
 from stages.wire.secret_files import exclusive
 from trainer.blocks.config import RunConfig
 from trainer.blocks.data import precision
-from trainer.blocks.state import StepLog, load_state, save_state
+from trainer.blocks.state import StepLog, load_state, save_state, strip_prefix
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.05  # share of the peak rates at the last step
@@ -69,10 +69,9 @@ class OptimizerSet:
         """Restore state that `tensors` returned; the parameters must be the same."""
         for i, optimizer in enumerate(self.optimizers):
             state: dict[int, dict[str, Tensor]] = {}
-            for name, tensor in tensors.items():
-                if name.startswith(f"optimizer.{i}."):
-                    _, _, parameter, key = name.split(".", 3)
-                    state.setdefault(int(parameter), {})[key] = tensor
+            for name, tensor in strip_prefix(f"optimizer.{i}.", tensors).items():
+                parameter, key = name.split(".", 1)
+                state.setdefault(int(parameter), {})[key] = tensor
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -203,8 +202,7 @@ class Run:
                     "resume with the same ones, choose another --out, or delete it to start over"
                 )
             try:
-                weights = {name.removeprefix(MODULE): t for name, t in tensors.items() if name.startswith(MODULE)}
-                self.task.module.load_state_dict(weights)
+                self.task.module.load_state_dict(strip_prefix(MODULE, tensors))
                 self.optimizers.restore(tensors)
                 self.step = int(record["step"])
             except (KeyError, ValueError, RuntimeError) as error:

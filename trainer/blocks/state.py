@@ -41,6 +41,11 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads(text), tensors
 
 
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors whose names begin with `prefix`, keyed by the rest of the name."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(f"{record}\n{digest(tensors)}".encode()).hexdigest()
 

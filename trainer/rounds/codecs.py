@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import CodecError
+from stages.model.codec import Int8
 from trainer.blocks.config import SPARSE, CodecName, RoundSettings
 
 WHOLE: CodecName = "fp32"  # codec of a version sent whole, to a worker without an earlier one
-INT8_LEVELS = 127
 E3M0_GROUP = 128
 E3M0_VALUES = torch.tensor([0.0, *(2.0**power for power in range(-6, 1))])
 E3M0_BOUNDARIES = (E3M0_VALUES[1:] + E3M0_VALUES[:-1]) / 2
@@ -33,11 +33,6 @@ def trainable(module: nn.Module) -> Tensors:
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
-
-
-def parameter_shapes(module: nn.Module) -> Shapes:
-    """Shapes of a module's trainable parameters."""
-    return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
@@ -59,11 +54,6 @@ def share(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
     """Shapes by name, which a codec needs to decode."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Tensors whose names begin with `prefix`, keyed by the rest of the name."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def add(a: Tensors, b: Tensors, share: float = 1.0) -> Tensors:
@@ -139,31 +129,19 @@ class Fp32Codec(TensorCodec):
 
 
 class RowInt8Codec(TensorCodec):
-    """Integers from -127 to 127 times one float32 scale per row of a matrix, or one for a tensor of lower rank.
-
-    A tensor is its scales, then its integers. A row's scale is its largest absolute value over 127.
-    """
+    """One byte per number, and a float32 scale per row of a matrix, or one for a tensor of lower rank: `Int8`'s."""
 
     name = "int8"
+    rows = Int8()
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
-        return 4 * _rows(shape) + math.prod(shape)
+        return self.rows.size(*_matrix(shape))
 
     def write(self, values: Tensor) -> bytes:
-        count = _rows(tuple(values.shape))
-        if not values.numel():
-            return _float_bytes(torch.zeros(count))
-        rows = values.reshape(count, -1)
-        scales = rows.abs().amax(dim=1) / INT8_LEVELS
-        steps = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-INT8_LEVELS, INT8_LEVELS)
-        return _float_bytes(scales) + steps.to(torch.int8).numpy().tobytes()
+        return self.rows.encode(values.reshape(_matrix(tuple(values.shape))))
 
     def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
-        split = 4 * _rows(shape)
-        steps = torch.from_numpy(raw[split:].view(np.int8).astype(np.float32))
-        if not steps.numel():
-            return steps.reshape(shape)
-        return (steps.reshape(_rows(shape), -1) * _floats(raw[:split])[:, None]).reshape(shape)
+        return self.rows.decode(raw.tobytes(), *_matrix(shape), torch.finfo(torch.float32).max).reshape(shape)
 
 
 class E3M0Codec(TensorCodec):
@@ -302,8 +280,9 @@ def whole_size(weights: Tensors) -> int:
     return CODECS[WHOLE].size(shapes(weights))
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    return shape[0] if len(shape) > 1 else 1
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows, and numbers in each."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _groups(shape: tuple[int, ...], size: int) -> int:

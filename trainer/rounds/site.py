@@ -30,7 +30,7 @@ from stages.errors import ConfigError, InputError, Interrupted, ServiceError, fi
 from stages.wire.channel import parse_address
 from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
-from trainer.rounds.codecs import strip_prefix
+from trainer.blocks.state import strip_prefix
 from trainer.rounds.parts import Learner
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.spec import RunSpec

@@ -25,7 +25,7 @@ from trainer.blocks.config import MAX_WHOLE, TrainingConfig, parse_config
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import json_digest
-from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
+from trainer.rounds.codecs import Shapes, Tensors, load, shapes, trainable
 from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, reads_features, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
@@ -77,11 +77,9 @@ class RunSpec:
 
         Raises ConfigError, DataError; CheckpointError if `out` belongs to another run.
         """
-        spec = cls.of(config, corpus)
-        if config.rounds.model == "chain":
-            new = replace(new_chain(spec.config, corpus, "rounds"), partition=spec.partition)
-        else:
-            new = new_ar(spec.config.architecture, spec.config, corpus, "rounds")
+        corpus.require(config.architecture.context_length + 1)
+        whole, is_chain = settled(config), config.rounds.model == "chain"
+        new = new_chain(whole, corpus, "rounds") if is_chain else new_ar(whole.architecture, whole, corpus, "rounds")
         manifest = open_checkpoint_dir(out, new)
         return cls.of(config, corpus, manifest.partition, manifest)
 
@@ -121,7 +119,7 @@ class RunSpec:
     def shapes(self) -> Mapping[str, Shapes]:
         """Tensor shapes of each part."""
         with torch.device("meta"):  # a worker that trains one part has no room for all
-            return {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.parts)}
+            return {name: shapes(dict(self.module(i).named_parameters())) for i, name in enumerate(self.parts)}
 
     def module(self, index: int) -> nn.Module:
         """A part in its initial state, whatever random numbers were drawn before."""

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from stages.checkpoint.files import replace_file, sync
 from stages.errors import CheckpointError, InputError, ResumeError, file_errors, regular
 from stages.wire.secret_files import exclusive
-from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, strip_prefix
+from trainer.blocks.state import digest, strip_prefix
+from trainer.rounds.codecs import Tensors
 
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"

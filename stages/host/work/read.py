@@ -21,7 +21,7 @@ from stages.host.sessions import HostSession
 from stages.host.work.checks import SamplingPlan, check_extent, check_reads, parse_sampling
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
-from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, DraftTree, are_depths, tree_positions
+from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, are_depths, guesses_after, tree_positions
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, log_probabilities, most_likely
@@ -57,7 +57,7 @@ class ReadWork(TextWork):
         self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
         self._ends_here = self._stages[-1] == session.parts.plan.parts - 1
         self._unread = self._source()
-        self._read = 0  # new tokens in the reads before this one
+        self._read = 0  # new tokens in the pieces before this one
         self._at = 0
         self._x = self._unread.popleft()
         self._hidden = list[Tensor]()
@@ -84,14 +84,15 @@ class ReadWork(TextWork):
         assert isinstance(result, Tensor)
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
-            self._x = self._between_stages(self._x)
+            # round as if sent to another host, so that a text does not depend on which host holds which stage
+            self._x = self.codec.round_trip(result.flatten(0, -2), FEATURE_LIMIT).view(result.shape)
             return
-        self._hidden.append(self._x)
+        self._hidden.append(self._x.flatten(0, -2))
         if self._unread:
             self._read += self.rows
             self._x, self._at = self._unread.popleft(), 0
             return
-        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
+        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._hidden[0]
         if self._ends_here:
             self._ended(hidden)
         else:
@@ -103,10 +104,6 @@ class ReadWork(TextWork):
             with self._without_drafts():
                 drafter.read(self._draft_state(drafter), self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
-
-    def _between_stages(self, hidden: Tensor) -> Tensor:
-        # round as if sent to another host, so that a text does not depend on which host holds which stage
-        return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
     def _forward(self, hidden: Tensor) -> None:
         read = self.hop.read
@@ -193,7 +190,7 @@ class SampleWork(ReadWork):
         first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
         known, shaping = self.session.tokens[:first], plan.shaping
         # sample only along the accepted drafts
-        tree = DraftTree(drafts, self.tree or range(len(drafts))) if drafts else None
+        guesses = guesses_after(drafts, self.tree or range(len(drafts)))
         text, right = b"", -1
         for position in range(first, first + len(drafts) + 1):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
@@ -216,7 +213,7 @@ class SampleWork(ReadWork):
                 if grammar.complete:
                     event.complete = True
                     break
-            if tree is None or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
+            if not drafts or (right := guesses.get((right, vocabulary.tokens(token)[0]), -1)) < 0:
                 break
         event.text = text
         return event
@@ -246,7 +243,7 @@ class SampleWork(ReadWork):
         return False
 
     def _without_token(self, problem: str) -> stage_pb2.Event:
-        """The fault event if no token can follow: an exception would also fail the hops computed with this one."""
+        """The fault event if no token can follow: an exception would count as a fault of this host."""
         words = problem or "no token of the model can continue the text"
         fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.number, fault=fault)

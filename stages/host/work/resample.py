@@ -92,11 +92,7 @@ class ResampleWork(ScoreWork):
         event = stage_pb2.Event(session=self.hop.session, number=self.number)
         written, self.session.written = self.session.written, None
         if written is None or written.texts != list(self.hop.read.score.candidates):
-            # an exception would also fail the hops computed with this one
-            refusal = internal("the candidates that returned are not those that this host wrote")
-            event.fault.code, event.fault.message = refusal.number, refusal.message
-            self.outcome = event
-            return
+            raise internal("the candidates that returned are not those that this host wrote")
         drafter_nats, length = written.nats.sum(axis=1), self.candidates.shape[1]
         weights = weigh(nats, drafter_nats, length)
         event.text = written.texts[weights.choose(self.seed, self.start + self.positions)]

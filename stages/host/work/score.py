@@ -17,7 +17,6 @@ from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths
 from stages.model.scoring import CandidateScores, Floats, branch_pieces, head_pieces, max_scored
 from stages.v1 import stage_pb2
-from stages.wire.messages import has_more
 from stages.wire.status import invalid
 
 
@@ -41,12 +40,17 @@ class ScoreWork(ReadWork):
         if self.hidden is not None:
             width = self.hidden.shape[1]
             self.hidden, inner = self.hidden[: self.positions], self.hidden[self.positions :].view(*inner.shape, width)
-        self._branches, self._branching = deque(branch_pieces(inner)), not self.positions
+        self._branches = branch_pieces(inner)
         self._scores, self._heads = CandidateScores(self.candidates, self.temperature), deque[Tensor]()
         super().begin(session, following)
 
     def _source(self) -> deque[Tensor]:
-        return super()._source() if self.positions else deque([self._branches.popleft()])
+        return deque([*(super()._source() if self.positions else ()), *self._branches])
+
+    @property
+    def _branching(self) -> bool:
+        """True if the piece is of candidates: they follow all new tokens."""
+        return self._read >= self.positions
 
     @property
     def rows(self) -> int:
@@ -63,26 +67,14 @@ class ScoreWork(ReadWork):
         return KernelCall(self._runners[stage].branch, BranchPiece(self._x, self.session.caches[stage]), self.rows)
 
     def complete(self, result: Tensor | Denoised | None) -> None:
+        if not self._heads:
+            super().complete(result)
+            return
         assert isinstance(result, Tensor)
-        if self._heads:
-            self._heads.popleft()
-            self._scores.add(result)
-            if not self._heads:
-                self._scored(self._scores.nats())
-            return
-        self._x, self._at = result, self._at + 1
-        if self._at < len(self._stages):
-            self._x = self._between_stages(self._x)
-            return
-        self._hidden.append(self._x.flatten(0, -2))
-        self._at, self._branching = 0, not self._unread
-        left = self._unread or self._branches
-        if left:
-            self._x = left.popleft()
-        elif self._ends_here:
-            self._ended(torch.cat(self._hidden))
-        else:
-            self._forward(torch.cat(self._hidden))
+        self._heads.popleft()
+        self._scores.add(result)
+        if not self._heads:
+            self._scored(self._scores.nats())
 
     def _ended(self, hidden: Tensor) -> None:
         self._heads.extend(head_pieces(self._asked(hidden), self.session.vocabulary.size))
@@ -128,7 +120,7 @@ def score_fields(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, candi
         "temperature": check_temperature(read.score.temperature),
         "candidates": candidates,
         "batch": read.score.batch,
-        "has_more": has_more(read),
+        "has_more": read.score.batch + 1 < read.score.batches,
     }
 
 

@@ -16,7 +16,7 @@ from stages.backends.base import CleanPiece, StageRunner
 from stages.host.parts import load_parts
 from stages.host.plan import plan_host
 from stages.model.architecture import Architecture
-from stages.model.draft_tree import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
+from stages.model.draft_tree import MAX_DRAFT_TREE, are_depths, first_branch, guesses_after
 from stages.model.layers import LayerCache
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import ArStage, new_caches
@@ -50,14 +50,14 @@ def branch_of(depths: Sequence[int], at: int) -> list[int]:
 @given(trees(), st.randoms())
 def test_a_tree_knows_what_follows_what(depths: list[int], random: Any) -> None:
     tokens = [random.randrange(4) for _ in depths]
-    tree = DraftTree(tokens, depths)
+    guesses = guesses_after(tokens, depths)
     for at in range(len(depths)):
         above, before = -1, list[int]()
         for each in branch_of(depths, at):
-            above = tree.after(above, tokens[each])
+            above = guesses[above, tokens[each]]
             before.append(tokens[each])
         assert [tokens[each] for each in branch_of(depths, above)] == before
-    assert tree.after(-1, 9) == -1
+    assert (-1, 9) not in guesses
 
 
 @pytest.mark.parametrize(

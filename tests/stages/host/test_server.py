@@ -110,3 +110,18 @@ def test_a_host_describes_itself(alone: Peer) -> None:
     chain = release.chain
     assert (chain.parts, chain.positions, chain.width) == (3, 512, 32)
     assert description.counters.session_bytes_limit == 1 << 20
+
+
+def test_it_lives_until_its_requests_have_ended(bundles: Path, servers: Any) -> None:
+    address = f"127.0.0.1:{free_port_block(1)}"
+    running = servers.stage(bundles / "own", (0, 1, 2), address)
+    with peer(address) as host:
+        until(lambda: host.describe().ready)
+        host.subscribe()
+        host.push(sweep(host.describe().releases[0].chain.digest))
+        assert host.event().text
+        running.loop.call_soon_threadsafe(running.stop.set)
+        until(lambda: host.describe().not_ready_reason == "it is stopping")
+        assert not running.ended.done()
+        host.release("s")
+        running.ended.result(PATIENCE_S)

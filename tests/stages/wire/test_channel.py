@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ from stages.host.server import SERVICE, StageServer
 from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel, places
-from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address
+from stages.wire.channel import (
+    bind,
+    check_name,
+    is_loopback,
+    new_server,
+    open_blocking_channel,
+    open_channel,
+    parse_address,
+)
 from stages.wire.places import Places
 from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
@@ -185,6 +195,22 @@ async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
         answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     await server.stop(0)
+
+
+@pytest.mark.slow
+def test_the_first_connection_of_a_blocking_channel_is_not_given_up() -> None:
+    """Over a far link, a worker is at its coordinator with the first connection that it makes."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        open_blocking_channel(f"127.0.0.1:{listener.getsockname()[1]}") as opened,
+    ):
+        grpc.channel_ready_future(opened)
+        first, _ = listener.accept()
+        with first:  # it answers nothing, as if it were far
+            time.sleep(0.5)  # longer than gRPC would wait before its second try, and its third
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
 
 
 # The health port: what a probe may ask, and nothing else. With a real server.

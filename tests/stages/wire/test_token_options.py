@@ -10,17 +10,13 @@ from stages.wire.tls import Tls
 from stages.wire.tokens import token_of
 
 HERE, AWAY = "127.0.0.1:7800", "10.8.0.9:7800"
-TLS = Tls(Path("ca.pem"))
-
-
-def options(*words: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_token_options(parser)
-    return parser.parse_args([str(word) for word in words])
 
 
 def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    assert token_of(options(), HERE, None) == "secret"
-    assert token_of(options(), AWAY, TLS) == "secret"
-    assert token_of(options(), AWAY, None) == ""
+    parser = argparse.ArgumentParser()
+    add_token_options(parser)
+    options = parser.parse_args([])
+    assert token_of(options, HERE, None) == "secret"
+    assert token_of(options, AWAY, Tls(Path("ca.pem"))) == "secret"
+    assert token_of(options, AWAY, None) == ""

@@ -30,6 +30,11 @@ def weights(manifest: Manifest) -> list[str]:
     return [part.sha256 for part in manifest.parts if part is not None]
 
 
+@pytest.fixture
+def pictures(tmp_path: Path) -> PictureSet:
+    return load_pictures(write_npz(tmp_path / "pictures.npz"))
+
+
 def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
     together = train_picture_blocks(CONFIG, pictures, tmp_path / "together")
     for index in reversed(range(2)):

@@ -69,7 +69,7 @@ def test_any_bytes_are_decoded_or_refused(codec: TensorCodec, data: st.DataObjec
     except CodecError as error:
         refusal = str(error)
     if len(raw) == size:
-        assert found == like or "has no code" in refusal
+        assert found == like or "has no code" in refusal or "int8 payload holds" in refusal
     else:
         assert refusal == f"got {len(raw)} bytes of {codec.name}, but these tensors need {size}"
 

@@ -40,8 +40,6 @@ class Network:
 
     def __init__(self, config: TrainingConfig, corpus: Corpus, out: Path, **settings: Any) -> None:
         self.config, self.corpus, self.out = config, corpus, out
-        self.together: bool = settings.pop("together", False)
-        """Whether rounds of all parts are closed together, as they are in one process."""
         self.settings = CoordinatorSettings("127.0.0.1:0", out, **settings)
         self.stop = threading.Event()
         self._links = list[RoundsClient]()
@@ -86,25 +84,12 @@ class Network:
         publisher = Publisher(self.spec, self.out, self.corpus)
         self.coordinator = Coordinator(self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings)
         async with open_port(self.coordinator, Keyring(self.settings.tokens)) as port:
-            await self._until_ended(port)
-
-    async def _until_ended(self, port: int) -> None:
-        self.rounds = rounds = asyncio.create_task(self._close_together() if self.together else self.coordinator.run())
-        self._opened.set_result(port)
-        await asyncio.to_thread(self._ended.wait)
-        self.coordinator.stop()
-        rounds.cancel()
-        await asyncio.gather(rounds, return_exceptions=True)
-
-    async def _close_together(self) -> None:
-        ledger, now = self.ledger, self.coordinator.clock
-        while not self.coordinator.schedule.ended:
-            async with self.coordinator.ledger_lock:
-                due = all(ledger.due(part, now()) for part in self.spec.parts)
-            if due:
-                await self.coordinator.step()
-            await asyncio.sleep(0.01)
-        await self.coordinator.run()
+            self.rounds = asyncio.create_task(self.coordinator.run())
+            self._opened.set_result(port)
+            await asyncio.to_thread(self._ended.wait)
+            self.coordinator.stop()
+            self.rounds.cancel()
+            await asyncio.gather(self.rounds, return_exceptions=True)
 
     # As a worker
 
@@ -159,9 +144,9 @@ def network(tmp_path: Path) -> Iterator[Callable[..., Network]]:
         def start(
             config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **changes: Any
         ) -> Network:
-            config, own = config or rounds_config, {k: changes.pop(k) for k in ("together",) if k in changes}
+            config = config or rounds_config
             config = replace(config, rounds=replace(config.rounds, **changes))
-            started = Network(config, corpus, tmp_path / "out", **own, **(coordinator or {}))
+            started = Network(config, corpus, tmp_path / "out", **(coordinator or {}))
             stack.callback(started.end)
             return started.opened()
 

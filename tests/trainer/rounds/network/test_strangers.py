@@ -23,10 +23,10 @@ from trainer.v1 import rounds_pb2
 ACCEPTED, DUPLICATE, REFUSED = rounds_pb2.OUTCOME_ACCEPTED, rounds_pb2.OUTCOME_DUPLICATE, rounds_pb2.OUTCOME_REFUSED
 
 
-def hand_in(net: Any, worker: str, size: float = 0.01, **changes: Any) -> Any:
+def hand_in(net: Any, worker: str, size: float = 0.01) -> Any:
     """Join, hand in, and leave."""
     place, payload = net.join(worker, part=0), net.payload("block-0", net.delta("block-0", size))
-    verdict = submit(net, net.submission(place, payload, worker, **changes), payload)
+    verdict = submit(net, net.submission(place, payload, worker), payload)
     net.stub.Leave(rounds_pb2.LeaveRequest(worker=worker, lease=place.lease), timeout=PATIENCE_S)
     return verdict
 
