@@ -201,8 +201,9 @@ def _host(entry: dict[str, Any], index: int) -> HostEntry:
         given = {"name": f"host-{index + 1}", **entry, "listen": entry.get("listen", entry.get("address", ""))}
     host = from_toml(HostEntry, given, where)
     for what, value in (("address", host.address), ("listen", host.listen)):
-        if parse_address(value, what := f"{where} ({host.name}): {what}")[1] == 0:
-            raise ConfigError(f"{what} {value!r} names no port: others must know it")
+        parse_address(value, f"{where} ({host.name}): {what}")
+    if parse_address(host.address)[1] == 0:
+        raise ConfigError(f"{where} ({host.name}): address {host.address!r} has no port that others can dial")
     if host.device not in (None, AUTO) and not is_device_name(host.device):
         device = host.device[:40]
         raise ConfigError(f"{where} ({host.name}): device must be auto, cpu, cuda or cuda:N, not {device!r}")
