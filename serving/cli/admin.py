@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, OnesweepError, file_errors
 from stages.progress import counted
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 from stages.wire.secret_files import file_lock, write_file
@@ -96,17 +96,15 @@ def add_sign(action: argparse.ArgumentParser) -> None:
 
 def run_sign(options: argparse.Namespace) -> int:
     check_installed()
-    from stages.checkpoint.release_store import MAX_SIGNATURES, read_release_manifest, write_signatures
+    from stages.checkpoint.release_store import MAX_SIGNATURES, SIGNATURES_NAME, read_release_manifest, write_signatures
     from stages.wire.certificates import is_signed, sign
 
     release = read_release_manifest(options.checkpoint)
     key, signature = sign(release.signed, options.key)
     # Drop signatures of an earlier state of the files; keep those of other keys, so that keys can change one by one.
     others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
-    try:
+    with file_errors(InputError, f"cannot write {options.checkpoint / SIGNATURES_NAME}"):
         write_signatures(options.checkpoint, signatures := [*others, (key, signature)][-MAX_SIGNATURES:])
-    except OSError as error:
-        raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
     print(f"release {release.name}, {counted(len(signatures), 'signature')}")
     return 0
 

@@ -33,7 +33,7 @@ from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, OnesweepError, ServiceError, file_errors
 from stages.signals import RESERVED, descriptor_limit, free_descriptors, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.channel import parse_address
@@ -218,13 +218,9 @@ class WebServer(uvicorn.Server):
 def open_socket(listen: str) -> socket.socket:
     """A listening socket. Raises ServiceError."""
     host, port = parse_address(listen, "listen address")
-    try:
+    with file_errors(ServiceError, f"cannot listen on {listen}", "name a free port, and an address of this machine"):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
-    except OSError as error:
-        raise ServiceError(
-            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
-        ) from None
 
 
 def _read(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -198,9 +198,8 @@ class SessionStore:
         session.expires_at = now_s + self.lease_s
 
     def release(self, name: str, is_over: bool = False) -> bool:
-        """Free a session; False if it did not exist. Either way it cannot be opened again.
-
-        :param is_over: its router needs nothing more of it."""
+        """Free a session; False if it did not exist. Either way it cannot be opened again. :param is_over: its router
+        needs nothing more of it."""
         self.released[name] = is_over or self.released.get(name, False)
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)

@@ -140,9 +140,8 @@ def read_text(path: Path) -> str:
     """The text of a file. Raises CheckpointError."""
     require_file(path)
     try:
-        return regular(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+        with file_errors(CheckpointError, f"cannot read {path}"):
+            return regular(path).read_text(encoding="utf-8")
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
 

@@ -177,13 +177,12 @@ class TextTokenizer:
     def read(cls, path: Path) -> TextTokenizer:
         """Raises DataError for a file that is not a tokenizer, InputError without the package."""
         try:
-            if path.stat().st_size > MAX_TOKENIZER_BYTES:
-                raise DataError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MB: it is not a tokenizer.json")
-            made = cls(path.read_text(encoding="utf-8"))
+            with file_errors(DataError, f"cannot read {path}"):
+                if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                    raise DataError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MB: it is not a tokenizer.json")
+                made = cls(path.read_text(encoding="utf-8"))
             if not made.vocabulary:
                 raise ValueError("it has no tokens")
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:
             raise DataError(f"{path} is not a tokenizer.json ({error}): run `onesweep train tokenizer`") from None
         return made

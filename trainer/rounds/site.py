@@ -26,7 +26,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from stages.errors import ConfigError, InputError, Interrupted, ServiceError
+from stages.errors import ConfigError, InputError, Interrupted, ServiceError, file_errors
 from stages.wire.channel import parse_address
 from stages.wire.status import StatusError
 from trainer.blocks.data import Corpus
@@ -121,16 +121,12 @@ class Site:
             time.sleep(POLL_S)
 
     def _listen(self) -> None:
-        try:
+        with file_errors(ServiceError, f"cannot listen on {self.address}", "--site must be a free port of machine 0"):
             family, *_, (own, *_) = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
             self._own, listener = self._checked(str(own)), socket.socket(family)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self._own, self.port))
             listener.listen()
-        except OSError as error:
-            raise ServiceError(
-                f"cannot listen on {self.address} ({error.strerror}): --site must be a free port of the first machine"
-            ) from None
         # with a given socket, it listens on that address alone
         self._store = TCPStore(
             self._own, self.port, None, True, EXCHANGE, wait_for_workers=False, master_listen_fd=listener.detach()

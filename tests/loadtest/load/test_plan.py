@@ -11,13 +11,10 @@ from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
 
 
-def test_a_plan_goes_through_json() -> None:
+def test_a_plan_and_a_recording_go_through_json() -> None:
     plan = LoadPlan(Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 0.5, 2.0, 9.0)
     assert LoadPlan.from_json(json.dumps(asdict(plan))) == plan
     assert plan.patience_s == 14.0
-
-
-def test_a_recording_goes_through_json() -> None:
     sample = LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff")
     recording = Recording([sample], Window(1.0, 2.0, 0.25))
     assert Recording.from_json(json.dumps(asdict(recording))) == recording
