@@ -20,14 +20,11 @@ def test_a_plan_and_a_recording_go_through_json() -> None:
     assert Recording.from_json(json.dumps(asdict(recording))) == recording
 
 
-def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> None:
+def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths_that_fit_the_context() -> None:
     cases = seeded_prompts(64, 10, 128, 512)
     assert [case.seed for case in cases] == list(range(10, 74))
     assert len({case.prompt for case in cases}) > 20
     assert len({len(case.prompt) for case in cases}) > 10
-
-
-def test_prompts_are_cut_to_what_the_context_leaves() -> None:
     assert max(len(case.prompt.encode()) for case in seeded_prompts(64, 0, 80, 96)) == 16
     with pytest.raises(InputError, match="--bytes must be 1 to 88 to fit the context of 96, not 89"):
         seeded_prompts(64, 0, 89, 96)
