@@ -34,10 +34,10 @@ from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_at_once, ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
-from stages.wire.channel import LINKS_VARIABLE, parse_address
+from stages.wire.channel import LINKS_VARIABLE, check_target, parse_address
 from stages.wire.secret_files import add_server_options, check_private, file_lock, state_directory
 from stages.wire.status import record_of
-from stages.wire.tls import security_of
+from stages.wire.tls import Security, security_of
 from stages.wire.tokens import read_tokens
 
 log = logging.getLogger(__name__)
@@ -300,6 +300,7 @@ def host_settings(options: argparse.Namespace) -> StageSettings:
     if checkpoint is None:
         raise InputError(f"{source} names no checkpoint: add one, or give --checkpoint")
     options.device = options.device or host.device or None  # empty if a script names none
+    security = security_of(options, topology.tls_of(host.name))
     return from_flags(
         StageSettings,
         options,
@@ -309,12 +310,12 @@ def host_settings(options: argparse.Namespace) -> StageSettings:
         listen=host.listen,
         next=tuple(topology.successors(host)),
         host=from_flags(HostSettings, options, name=host.name),
-        security=security_of(options, topology.tls_of(host.name)),
-        follow_next=_next_hosts(source, topology, host),
+        security=security,
+        follow_next=_next_hosts(source, topology, host, security),
     )
 
 
-def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry) -> FollowNext:
+def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry, security: Security) -> FollowNext:
     """Follow the topology for the hosts that may come after `host`, while `host` keeps its place in it."""
     own = topology.blocks, host.blocks, host.listen
 
@@ -327,6 +328,8 @@ def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry) -> 
                     "as this process has it: restart it, or stop it if another replaced it"
                 )
             addresses = changed.successors(places[0])
+            for address in addresses:
+                check_target(address, security)
             log.info("%s: next hosts: %s", host.name, ", ".join(addresses) or "none")
             set_addresses(addresses)
 

@@ -202,6 +202,8 @@ def _host(entry: dict[str, Any], index: int) -> HostEntry:
     host = from_toml(HostEntry, given, where)
     for what, value in (("address", host.address), ("listen", host.listen)):
         parse_address(value, f"{where} ({host.name}): {what}")
+    if parse_address(host.address)[1] == 0:
+        raise ConfigError(f"{where} ({host.name}): address {host.address!r} has no port that others can dial")
     if host.device not in (None, AUTO) and not is_device_name(host.device):
         device = host.device[:40]
         raise ConfigError(f"{where} ({host.name}): device must be auto, cpu, cuda or cuda:N, not {device!r}")

@@ -35,9 +35,8 @@ def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         temporary.chmod(0o644)
         yield temporary
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot save {path}: {error}; the previous file is untouched: free some space and continue"
-        ) from None
+        cause = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot save {path}: {cause}; the previous file is untouched: free some space") from None
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

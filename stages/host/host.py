@@ -19,7 +19,7 @@ from stages.host.sessions import SessionStore
 from stages.host.settings import HostSettings
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, Outcome, hops_refusal, seconds_until, work_of
-from stages.wire.status import StatusError
+from stages.wire.status import Code, StatusError
 
 STEPPING_S = 1.0  # a text with an older last step is waiting for its user or a far link
 
@@ -59,9 +59,10 @@ class Host:
             key, is_full = self.subscribers.key(hop.router), self.scheduler.full
             job = self.admission.admit(hop, received_bytes, sender, key, is_full, monotonic())
         except StatusError as refusal:
-            self.counters.refused += 1
-            if self.meter is not None:
-                self.meter.refusals[refusal.code.name] += 1
+            if refusal.code is not Code.CANCELLED:  # hosts write on until they hear that a text has its length
+                self.counters.refused += 1
+                if self.meter is not None:
+                    self.meter.refusals[refusal.code.name] += 1
             raise
         self.scheduler.submit(job)
         return job
@@ -129,7 +130,7 @@ class Host:
                 for at in range(len(beginning.digests)):
                     self.prefixes.keep(beginning, at, session.layers, session.tokens)
                     await asyncio.sleep(0)  # copying a piece takes up to a millisecond: let hops run in between
-            count += self.sessions.release(name)
+            count += self.sessions.release(name, is_over=True)
         return count
 
     def close(self) -> None:
@@ -198,12 +199,13 @@ class Host:
 
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the next host, which did not accept the hop."""
-        self.counters.faults += 1
-        if self.meter is not None:
+        # a session released at its last token may have another hop under way; a restarted host knows of no sessions
+        is_over = refusal.code is Code.CANCELLED or hop.session in self.sessions.released
+        self.counters.faults += not is_over
+        if self.meter is not None and not is_over:
             self.meter.faults[refusal.code.name] += 1
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
-        # a session released at its last token may have another hop under way; a restarted host knows of no sessions
-        level = logging.INFO if hop.session in self.sessions.released else logging.WARNING
+        level = logging.INFO if is_over else logging.WARNING
         log.log(level, "request %s ended: %s", hop.request or "(unnamed)", refusal.message, extra=names)
         self.sessions.release(hop.session)
         number = work_of(hop).number

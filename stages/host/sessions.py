@@ -20,7 +20,7 @@ from stages.model.resampling import Candidates
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import summed
-from stages.wire.status import StatusError, already_exists, exhausted, failed_precondition, invalid, not_found
+from stages.wire.status import Code, StatusError, already_exists, exhausted, failed_precondition, invalid, not_found
 
 REMEMBERED = 4096  # released sessions whose names are kept, as work for them may still be on its way
 
@@ -98,7 +98,7 @@ class SessionStore:
         self.budget_bytes, self.lease_s = budget_bytes, lease_s
         self.sessions: dict[str, HostSession] = {}
         self.bytes = 0
-        self.released: OrderedDict[str, None] = OrderedDict()  # the most recent ones
+        self.released: OrderedDict[str, bool] = OrderedDict()  # the most recent ones, and whether the request is over
 
     def open(
         self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts, now_s: float, drafts: bool = False
@@ -111,7 +111,8 @@ class SessionStore:
         if name in self.sessions:
             raise already_exists(f"session {name!r} is already open")
         if name in self.released:
-            raise not_found(f"session {name!r} was released")
+            code = Code.CANCELLED if self.released[name] else Code.NOT_FOUND
+            raise StatusError(code, f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity)
         if drafts and (drafter := parts.drafter(kind)) is not None:
@@ -160,11 +161,13 @@ class SessionStore:
     def expected_session(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
         """The session that a sweep or step continues with.
 
-        Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
-        FAILED_PRECONDITION for one that skips a number or position.
+        Raises StatusError: NOT_FOUND for an unknown one, CANCELLED for one whose request is over, ALREADY_EXISTS for a
+        sweep seen before, and FAILED_PRECONDITION for one that skips a number or position.
         """
         session = self.sessions.get(name)
         if session is None:
+            if self.released.get(name):
+                raise StatusError(Code.CANCELLED, f"session {name!r} was released")
             raise not_found(
                 f"unknown session {name!r}: its lease expired or this host was restarted; start the request again",
             )
@@ -194,9 +197,10 @@ class SessionStore:
         """Renew a session's lease."""
         session.expires_at = now_s + self.lease_s
 
-    def release(self, name: str) -> bool:
-        """Free a session; False if it did not exist. Either way it cannot be opened again."""
-        self.released[name] = None
+    def release(self, name: str, is_over: bool = False) -> bool:
+        """Free a session; False if it did not exist. Either way it cannot be opened again. :param is_over: its router
+        needs nothing more of it."""
+        self.released[name] = is_over or self.released.get(name, False)
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)
         session = self.sessions.pop(name, None)

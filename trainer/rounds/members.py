@@ -115,7 +115,7 @@ class Members:
         place = self._own_place(same, worker, part) or self._free_place(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
-            reason = f"{where} already has {self.replicas} workers, the maximum in the run's settings"
+            reason = f"{where} already has as many workers as the run's settings allow, {self.replicas}"
             raise exhausted(f"{reason}; --wait waits for a free place", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in same if m.place != place]:

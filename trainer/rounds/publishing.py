@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stages.checkpoint.checkpoint import save_ar, save_part
-from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_tokens
+from stages.checkpoint.gate import Measures, probe_block, probe_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.model.architecture import VOCABULARY
@@ -25,14 +25,16 @@ class Publisher:
 
     def __init__(self, spec: RunSpec, out: Path, corpus: Corpus) -> None:
         self.spec, self.out, self.corpus = spec, out, corpus
+        # not the checkpoint's English probe: a model of another alphabet gives its letters no chance
+        self._known = corpus.valid_batch(1, spec.config.architecture.context_length)
         # The version of each part in the checkpoint, if this process put it there.
         self.published: dict[str, int] = {}
 
     def publish(self, versions: Mapping[str, tuple[int, Tensors]], last: bool) -> None:
         """Put versions into the checkpoint; after the last round, also measure the whole model.
 
-        Raises CheckpointError if the loss on the probe text is too high for a model (the checkpoint stays as it was) or
-        if it cannot be stored (every file is whole, and some may be new).
+        Raises CheckpointError if the loss on validation text is too high for a model (the checkpoint stays as it was)
+        or if it cannot be stored (every file is whole, and some may be new).
         """
         numbers = {part: number for part, (number, _) in versions.items()}
         weights = {part: tensors for part, (_, tensors) in versions.items()}
@@ -54,7 +56,7 @@ class Publisher:
         manifest, blocks = self.spec.checkpoint, self.spec.chain(weights)
         assert manifest.partition is not None
         for part, block in zip(self.spec.parts, blocks, strict=True):
-            _check(part, probe_block(block, manifest.partition, probe_tokens(manifest)))
+            _check(part, probe_block(block, manifest.partition, self._known))
         for block in blocks:
             save_part(self.out, block)
 
@@ -62,7 +64,7 @@ class Publisher:
         model = self.spec.pipeline(weights)
         hidden: Tensor | None = None
         for stage in model.stages:
-            measures, hidden = probe_stage(stage, probe_tokens(self.spec.checkpoint), hidden)
+            measures, hidden = probe_stage(stage, self._known, hidden)
             if stage.is_last:
                 _check("the pipeline", measures)
         save_ar(self.out, model)
@@ -72,6 +74,6 @@ def _check(what: str, measures: Measures) -> None:
     for name, nats in measures.items():
         if not nats <= MAX_NATS:  # true for NaN too
             raise CheckpointError(
-                f"{what} is not published: {name} on the probe text is {nats:.3f}, but untrained weights give "
+                f"{what} is not published: {name} on the validation text is {nats:.3f}, but untrained weights give "
                 f"{math.log(VOCABULARY):.3f}; the checkpoint is unchanged"
             )

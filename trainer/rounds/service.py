@@ -13,7 +13,7 @@ from stages.signals import raise_descriptor_limit, stop_on_signals
 from stages.threads import in_thread
 from stages.wire.auth import CLIENT, HOST, ROUTER, identity_of
 from stages.wire.channel import bind, check_listen, new_server
-from stages.wire.status import Context, data_loss, exhausted, internal, invalid, permission_denied, unavailable
+from stages.wire.status import Code, Context, StatusError, data_loss, exhausted, invalid, permission_denied, unavailable
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
@@ -204,7 +204,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             raise invalid(str(error)) from None
         except CheckpointError as error:
             self.coordinator.report(error)
-            raise internal(str(error)) from None  # not the status of a full run, so that a joining worker retries
+            raise StatusError(Code.INTERNAL, str(error), RETRY_MS) from None  # not a full run's: who joins tries again
 
     async def _receive(
         self,

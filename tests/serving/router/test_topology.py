@@ -51,7 +51,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (HOSTS.replace("listen", "lisen"), "host 2: unknown setting 'lisen'"),
         (HOSTS + 'device = "gpu"', r"host 2 \(tokyo\): device must be auto, cpu, cuda or cuda:N, not 'gpu'"),
         ("rooter = 1\n" + HOSTS, "unknown key 'rooter'"),
-        ("[router]\nport = 1\n" + HOSTS, "unknown key 'port'"),
+        (HOSTS.replace("10.0.0.1:7701", "10.0.0.1:0"), r"host 1 \(host-1\): address '10.0.0.1:0' has no port"),
         ('router = "x:1"\n' + HOSTS, r"\[router\] must be a table with listen, not 'x:1'"),
         (HOSTS.replace('"10.0.0.1:7701"', "5"), "host 1: address must be a string, not 5"),
         ("hosts = [1]", "host 1 must be a group of settings"),

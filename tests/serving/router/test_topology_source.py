@@ -132,6 +132,9 @@ def test_hosts_and_router_learn_of_a_replica(
         place = replace(more.hosts[1], listen="127.0.0.1:9")
         write(replace(more, hosts=(more.hosts[0], place, more.hosts[2])).to_toml())
         until(lambda: f"{where} no longer has host-2 with blocks 2 of 3 at {place.address}" in caplog.text)
+        far = replace(more.hosts[1], address="10.0.0.1:9")
+        write(replace(more, hosts=(more.hosts[0], far, more.hosts[2])).to_toml())
+        until(lambda: caplog.text.count("unchanged: address 10.0.0.1:9 is on another") == 2)  # host-1, router
         write(before.to_toml())
         until(lambda: links() == [1, 1])
         assert client.generate("The sea", mode="sweep", max_bytes=8).text

@@ -24,9 +24,7 @@ def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -
     assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None]
     some = find_bundle(linked(tmp_path, scorer=bundles / "scored" / "scorer", local=bundles / "own" / "local"))
     assert [*some.models] == ["scorer", "local"]
-
-
-def test_a_single_checkpoint_is_the_model_of_its_kind(bundles: Path) -> None:
+    # a single checkpoint is the model of its kind
     assert find_bundle(bundles / "scored" / "scorer").models == {"ar": bundles / "scored" / "scorer"}
     assert find_bundle(bundles / "own" / "chain").models == {"chain": bundles / "own" / "chain"}
 

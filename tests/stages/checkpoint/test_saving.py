@@ -32,7 +32,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     def interrupt(path: Path) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(CheckpointError, match=r"No space left.*free some space"):
+    with pytest.raises(CheckpointError, match=r"file: No space left on device; .*: free some space$"):
         replace_file(tmp_path / "file", fail)
     with pytest.raises(KeyboardInterrupt):
         replace_file(tmp_path / "file", interrupt)

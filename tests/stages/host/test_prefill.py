@@ -60,14 +60,11 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     assert works[-1].score == whole.read.score
 
 
-def test_what_is_read_at_once_travels_at_once() -> None:
+def test_what_is_read_at_once_travels_at_once_and_a_long_prompt_in_few_large_pieces() -> None:
     short = opening(clean=LONG_PROMPT[:128])
     assert prefill_hops(short, Vocabulary(256)) == [short]
     whole = opening()
     assert prefill_hops(whole, Vocabulary(256), most=1) == [whole]
-
-
-def test_a_long_prompt_goes_in_few_large_pieces() -> None:
     hops = prefill_hops(opening(clean=bytes(8000)), Vocabulary(256))
     assert [len(work_of(hop).clean) for hop in hops] == [512] * 15 + [320]
 

@@ -50,13 +50,10 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
             imported(file)
 
 
-def test_what_is_not_read(imported, weights: Weights, tmp_path) -> None:
-    file = write_gguf(tmp_path / "model.gguf", weights, said={**letters_said(), "rope_dimension_count": 6})
+def test_what_is_not_read(imported, file: Path, weights: Weights, tmp_path) -> None:
+    rotated = write_gguf(tmp_path / "rotated.gguf", weights, said={**letters_said(), "rope_dimension_count": 6})
     with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
-        imported(file)
-
-
-def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) -> None:
+        imported(rotated)
     (file.parent / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
         imported(file)

@@ -12,7 +12,7 @@ import pytest
 
 import trainer.rounds.coordinator
 from stages.errors import CheckpointError
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, retry_after_ms, trailing_metadata
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, pieces, refused, submit
 from tests.trainer.small import rounds_config
@@ -84,6 +84,7 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
 
 def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
+    monkeypatch.setattr(trainer.rounds.service, "RETRY_MS", 50)
     net = network(replicas=1)
     store, failures, shown = net.ledger.store, ["save_members", "put_update", "commit", "put_version"], set[str]()
 
@@ -101,6 +102,9 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
 
     for name in list(failures):
         fail_once(name)
+    with pytest.raises(grpc.RpcError) as refusal:
+        net.join("w0")
+    assert retry_after_ms(trailing_metadata(refusal.value)) == 50, "else whole updates would be sent again at once"
     net.work_together(None, None)
     until(lambda: net.coordinator.schedule.ended)
     assert failures == []

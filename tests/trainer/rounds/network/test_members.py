@@ -41,10 +41,10 @@ def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
         members.join(name, 1, 0.0)
     found = refusal(members.join, "c", 1, 0.0)
     assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert found.message.startswith("part 1 already has 2 workers, the maximum in the run's settings; --wait waits")
+    assert found.message.startswith("part 1 already has as many workers as the run's settings allow, 2; --wait")
     assert found.retry_after_ms
     members.join("c", None, 0.0), members.join("d", None, 0.0)
-    assert refusal(members.join, "e", None, 0.0).message.startswith("every part already has 2 workers")
+    assert refusal(members.join, "e", None, 0.0).message.startswith("every part already has as many")
 
 
 def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None:
