@@ -50,7 +50,7 @@ class ChatSettings:
     system: str = setting("", "instructions before the conversation", metavar="TEXT")
     mode: str | None = setting(None, "mode of the answers", shown="the best one served", metavar="M")
     max_tokens: int | None = setting(None, "tokens per answer", shown=f"{MAX_TOKENS}, or half the context", minimum=1)
-    temperature: float | None = setting(None, "0 = greedy", shown="model's or 0.8", metavar="T")
+    temperature: float | None = setting(None, "0 = greedy", shown="the model's, else 0.8", metavar="T")
     seed: int = setting(0, "another seed gives other answers", metavar="S")
 
     @property

@@ -110,7 +110,7 @@ class SampledRequest(without_effect(IGNORED_TEXT_FIELDS)):  # type: ignore[misc]
     """The common fields of completions, chats and responses."""
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
-    temperature: float | None = _setting_field("temperature", "0 = greedy (model's or 0.8)")
+    temperature: float | None = _setting_field("temperature", "0 = greedy (the model's, else 0.8)")
     seed: SeedOrNone | None = Field(
         default=None,
         description="the same seed and settings give the same text; none or -1: a random one, returned in the answer",
@@ -321,6 +321,6 @@ class RaceRequest(Fields):
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
     seed: Annotated[int, Field(ge=0, lt=MAX_SEED + 1)] = 1
-    temperature: float | None = _setting_field("temperature", "0 = greedy (model's or 0.8)")
+    temperature: float | None = _setting_field("temperature", "0 = greedy (the model's, else 0.8)")
     budget_ms: int | None = _setting_field("budget_ms")
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

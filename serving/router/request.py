@@ -94,23 +94,30 @@ class Request:
         "tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep", modes=("chunked", "resample")
     )
     temperature: float | None = setting(
-        None, "0 = greedy (model's or 0.8)", metavar="T", minimum=0, maximum=MAX_TEMPERATURE
+        None, "0 = greedy (the model's, else 0.8)", metavar="T", minimum=0, maximum=MAX_TEMPERATURE
     )
     top_p: float | None = _shape(
-        "draw from the most likely tokens with this total probability (model's or 1)", 1.0, "", above=0, maximum=1
+        "draw from the most likely tokens with this total probability (the model's, else 1)",
+        1.0,
+        "",
+        above=0,
+        maximum=1,
     )
     top_k: int | None = _shape(
-        "most likely tokens to draw from; 0: all (model's or 0)", 0, minimum=0, maximum=MAX_COUNT
+        "most likely tokens to draw from; 0: all (the model's, else 0)", 0, minimum=0, maximum=MAX_COUNT
     )
     min_p: float | None = _shape(
-        "draw from tokens with at least this share of the top probability (model's or 0)", 0.0, minimum=0, maximum=1
+        "draw from tokens with at least this share of the top probability (the model's, else 0)",
+        0.0,
+        minimum=0,
+        maximum=1,
     )
     frequency_penalty: float | None = _shape(
         "subtracted from a token's logit for each time it occurred (0)", 0.0, "", **_PENALTIES
     )
     presence_penalty: float | None = _shape("subtracted from it once if it occurred (0)", 0.0, "", **_PENALTIES)
     repetition_penalty: float | None = _shape(
-        "divides logits of tokens in prompt or text (model's or 1)", 1.0, above=0, maximum=MAX_REPETITION_PENALTY
+        "divides logits of tokens in prompt or text (the model's, else 1)", 1.0, above=0, maximum=MAX_REPETITION_PENALTY
     )
     steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", maximum=MAX_STEPS, modes=DENOISING)
     codec: str | None = _name(

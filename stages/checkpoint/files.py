@@ -36,7 +36,8 @@ def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"cannot save {path}: {cause}; the previous file is untouched: free some space") from None
+        remedy = ": free some space" if "space" in f"{cause}" else ""
+        raise CheckpointError(f"cannot save {path}: {cause}; the previous file is untouched{remedy}") from None
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
