@@ -507,8 +507,8 @@ Global___Ack: _TypeAlias = Ack  # noqa: Y015
 class Rejection(_message.Message):
     """A hop that was not queued; the others of its batch were.
     INVALID_ARGUMENT: a field is wrong. NOT_FOUND: unknown session. CANCELLED: one that its router released.
-    ALREADY_EXISTS: a sweep seen before. FAILED_PRECONDITION: other weights, or a block that is not here. RESOURCE_EXHAUSTED: queue or memory full.
-    UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
+    ALREADY_EXISTS: a sweep seen before. FAILED_PRECONDITION: other weights, or a block that is not here.
+    RESOURCE_EXHAUSTED: queue or memory full. UNAVAILABLE: not ready yet. DEADLINE_EXCEEDED: already late.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
