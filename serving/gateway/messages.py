@@ -40,7 +40,7 @@ def text_of(value: object) -> object:
         return value
     texts = [_text_of_part(part) for part in value if part is not None]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError('the parts of a message must be {"type": "text", "text": ...}: the model reads text only')
+        raise ValueError("a message's parts must have type text (in responses input_text): the model reads only text")
     return "".join(str(text) for text in texts)
 
 

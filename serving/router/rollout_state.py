@@ -170,4 +170,5 @@ class RolloutState:
         if self.state != "rests" or (own := link.held.get(self.current.view.weights)) is None:
             return ""
         *_, newest = link.held.values()
-        return "" if newest is own else f"another router deployed release {newest.name} there: deploy it here, too"
+        is_ours = newest is own or newest.name == self.previous_name  # a rollback leaves out hosts that are down
+        return "" if is_ours else f"another router deployed release {newest.name} there: deploy it here, too"

@@ -110,7 +110,8 @@ async def test_a_switch_keeps_the_release_before(state: RolloutState) -> None:
     assert (state.current, state.previous, state.names) == (after, before, ["old", "new"])
     follow(state, "ends", "rollback begins")
     state.switch(before)
-    assert state.names == ["new", "old"]
+    follow(state, "ends")
+    assert (state.names, state.other_release(host)) == (["new", "old"], ""), "the rollback left the host out"
 
 
 async def test_the_release_before_the_last_is_waited_for(state: RolloutState) -> None:
