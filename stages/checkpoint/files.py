@@ -36,7 +36,7 @@ def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError) as error:
         cause = getattr(error, "strerror", None) or error
-        remedy = ": free some space" if "space" in f"{cause}" else ""
+        remedy = ": free some space" if any(word in f"{cause}" for word in ("space", "quota")) else ""
         raise CheckpointError(f"cannot save {path}: {cause}; the previous file is untouched{remedy}") from None
     finally:
         if temporary is not None:

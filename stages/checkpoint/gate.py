@@ -77,7 +77,7 @@ def measured(
 
 @torch.inference_mode()
 def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measures:
-    """Cross-entropies (nats) of both heads of a block on the probe text. known: from `probe_tokens`."""
+    """Cross-entropies (nats) of both heads of a block on a text. known: (1, positions) int64, as `probe_tokens`."""
     clean, memory = block.read(known)
     high, low = partition.range(block.index)
     sigma = torch.full((1, 1), (high * low) ** 0.5, device=known.device)
@@ -104,7 +104,7 @@ def probe_stage(
     """Next-token CE (nats) of the last AR stage; for the others, the relative error of hidden states, averaged over all
     positions.
 
-    known: from `probe_tokens`; hidden: the input (positions, width), None for the first stage; recorded: the expected
+    known: as `probe_tokens`; hidden: the input (positions, width), None for the first stage; recorded: the expected
     output; read: computes the stage, by default with the module itself.
     """
     out, logits = (read or partial(_read, stage))(known[0] if hidden is None else hidden)

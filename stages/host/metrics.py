@@ -31,7 +31,7 @@ STAGE_METRICS = (
     _family("result_bytes_total", "counter", "Bytes of the results for routers.", "model"),
     _family("pass_hops", "histogram", "Hops in a pass."),
     _family("pass_rows", "histogram", "Positions computed in a pass."),
-    _family("refused_total", "counter", "Hops refused, by gRPC code.", "code"),
+    _family("refused_total", "counter", "Refused hops of running requests, by gRPC code.", "code"),
     _family("faults_total", "counter", "Requests that failed after acceptance, by gRPC code.", "code"),
     _family("queued_hops", "gauge", "Hops in flight."),
     _family("queue_limit_hops", "gauge", "Hops in flight at which the next is refused."),

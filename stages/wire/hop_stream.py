@@ -357,10 +357,10 @@ class Relay:
         code, details, metadata = error.code(), error.details() or "", trailing_metadata(error)
         if STATUS_MARK in metadata:
             return StatusError(code, f"{self.host} refused: {details}", retry_after_ms(metadata))
-        if code is grpc.StatusCode.UNAVAILABLE:
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # gRPC cancels calls of a busy host
             self._renew()
             problem = handshake_problem(details, self.security)
-            return StatusError(code, f"{self.host} {problem or f'cannot be reached ({details}); check that it runs'}")
+            return unavailable(f"{self.host} {problem or f'cannot be reached ({details}); check that it runs'}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._silent(begin)
         if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -27,15 +27,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
     def fail(path: Path) -> None:
         path.write_text("new, cut off")
-        raise OSError(28, "No space left on device")
+        raise failures.pop()
 
-    def interrupt(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(CheckpointError, match=r"file: No space left on device; .*: free some space$"):
-        replace_file(tmp_path / "file", fail)
+    failures = [KeyboardInterrupt(), OSError(122, "Disk quota exceeded"), OSError(28, "No space left on device")]
+    for words in ("No space left on device", "Disk quota exceeded"):
+        with pytest.raises(CheckpointError, match=f"file: {words}; .*: free some space$"):
+            replace_file(tmp_path / "file", fail)
     with pytest.raises(KeyboardInterrupt):
-        replace_file(tmp_path / "file", interrupt)
+        replace_file(tmp_path / "file", fail)
     assert files(tmp_path) == {"file": b"old"}
 
 

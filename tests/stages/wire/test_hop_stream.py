@@ -186,7 +186,7 @@ async def test_after_a_broken_stream_the_next_hop_opens_a_new_one(how: str) -> N
             async for parcel in parcels:
                 self.parcels.append(parcel)
                 if self.streams < 3 and how == "abort":
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
+                    await context.abort(grpc.StatusCode.CANCELLED, "going down")
                 if self.streams < 3:
                     return
                 yield stage_pb2.Ack(number=parcel.number)
