@@ -69,9 +69,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=settings.topology.certificates)
-    checkpoint = settings.checkpoint
-    current = first_release(ring, store, checkpoint, partial(RouterParts.read, checkpoint, settings.frontier))
-    rollout = Rollout(ring, current, store, checkpoint)
+    read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
+    rollout = Rollout(ring, first_release(ring, store, settings.checkpoint, read), store, settings.checkpoint)
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
