@@ -79,7 +79,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?):(\d{1,5})", text, re.ASCII)
     if match is None or int(match[2]) > 65535:
         raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_suggestion(text)}")
     return match[1].strip("[]"), int(match[2])

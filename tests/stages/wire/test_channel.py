@@ -48,7 +48,7 @@ NO_NAMES = ("", "-x", ".x", "a b", "a/b", "é", "a\n", "\udcff", "x" * 65)
 @pytest.mark.parametrize(
     ("check", "text", "says"),
     [
-        *((parse_address, each, "must be HOST:PORT") for each in (*NO_ADDRESSES, "x:1\n", "x:000001")),
+        *((parse_address, each, "must be HOST:PORT") for each in (*NO_ADDRESSES, "x:1\n", "x:000001", "x" * 64 + ":1")),
         (parse_address, "http://127.0.0.1:7700/v1", ": write 127.0.0.1:7700$"),
         (parse_address, "https://example.org", ": write example.org:PORT$"),
         (parse_address, "::1:7700", r": write \[::1\]:7700$"),
