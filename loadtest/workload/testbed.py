@@ -35,7 +35,6 @@ from stages.wire.links import KINDS, RELAYED, REVERSED
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment started elsewhere
 DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
-FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
 INSECURE, ANYBODY = "--insecure", "--anybody"  # a lab's addresses are not loopback, but nothing outside can reach them
 # Benchmarks repeat the same prompts: a host with these in its prefix cache would not be measured at all.
 NO_MEMORY = ("--set", "prefix_mb=0")
@@ -95,7 +94,7 @@ def open_network(profile: str, hosts: int, links: str = "") -> Iterator[Network]
     if profile == LOOPBACK:
         yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
-    found, names, port = profile_named(profile), node_names(hosts)[1:], FIRST_PORT
+    found, names, port = profile_named(profile), node_names(hosts)[1:], parse_address(DEFAULT_ROUTER)[1]
     if links:
         # all kinds may be up at once, and this user's records of routers are keyed by address
         port += 10 * KINDS.index(links)

@@ -75,7 +75,8 @@ async def deploying(
 async def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:
     """Have all routers of a client return to the previous release. Raises RequestRefused or RouterError."""
     async with open_client() as client:
-        for at in range(len(client.addresses)):
+        for at, address in enumerate(client.addresses):
+            show(f"rolling back the router at {address}")
             switch = await _switch(show, client.exchange(None, timeout_s, at))
         return switch
 

@@ -60,8 +60,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     max_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
     deadline, answer_s = time.monotonic() + max_s, min(ANSWER_S, max_s or ANSWER_S)
     here = deployment_here(options.router)
-    can_wait = options.wait is not None or here is not None
-    ended = here.ended().get(ROUTER) if here is not None and options.wait is None else None
+    can_wait = options.wait is not None or (here is not None and ROUTER not in here.ended())
     give_up_at = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
@@ -70,9 +69,6 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             has_budget = isinstance(reason, HostsLost) and getattr(options, "budget_ms", None)
             if reason in ("", NO_TOKEN) or alone or has_budget:
                 return
-            if reason is None and ended:  # a replacement would answer
-                remedy = "`onesweep down`, then the same `onesweep up` again"
-                raise ServiceError(f"the router at {client.address} exited: {ended}; {remedy}")
             why = reason or served_here(options.router)
             give_up_at = min(give_up_at, time.monotonic() + LOST_WAIT_S) if isinstance(why, HostsLost) else math.inf
             is_lost = time.monotonic() > give_up_at and options.wait is None

@@ -71,12 +71,15 @@ def serving_here() -> dict[str, str]:
 
 
 def served_here(router: str | None) -> str:
-    """A sentence about this machine's `onesweep serve`, whose router does not answer; empty if none runs.
+    """A sentence about a router that was started on this machine and does not answer; empty if there is none.
 
     :param router: its address, or None for any."""
     from serving.cli.deployment import deployment_here
+    from serving.cli.servers import ROUTER
 
-    record = serving_here()
+    record, here = serving_here(), deployment_here(router)
+    if here is not None and (ended := here.ended().get(ROUTER)):
+        return f"the router at {here.topology.router} exited: {ended}; `onesweep down`, then start it again"
     if not record or (router is not None and router.replace("localhost", "127.0.0.1") != record["router"]):
         return ""
     if deployment_here(record["router"]):

@@ -17,7 +17,6 @@ from stages.settings import Bounds, SetAction
 WIDTH = 100
 CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # in a source tree; a wheel has none
 MAXIMA = {"threads": MAX_THREADS, "port": 65535}
-REMOVED_HINT = " (CHANGELOG.md says what to use now)"
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
 
@@ -87,7 +86,7 @@ def removed_hint(word: str, called: Sequence[str] = ()) -> str:
         own = row if called else re.sub("[^;]* of `[^;]*", "", row)  # options of a command are not commands
         named = set(" ".join(re.findall(r"`([^`]+)`", own)).split())
         if word in named and (not called or named & {*called} or not named & known):
-            return REMOVED_HINT
+            return " (CHANGELOG.md says what to use now)"
     return ""
 
 

@@ -187,7 +187,10 @@ class AsyncClient(RouterConnection):
             async for progress in call:
                 yield progress
         except grpc.RpcError as error:
-            raise self.failed(error, at, timeout_s) from None
+            failure = self.failed(error, at, timeout_s)
+            if len(self.addresses) > 1:
+                failure.args = (f"router {self.addresses[at]}: {failure}",)
+            raise failure from None
         finally:
             call.cancel()
 

@@ -13,7 +13,7 @@ import grpc.aio
 from serving.router.active_release import ActiveRelease, RouterParts, smoke_test
 from serving.router.host_link import HostLink
 from serving.router.ring import Ring
-from serving.router.rollout_state import RETRY_S, ROLLOUT_STATES, Delivery, RolloutState
+from serving.router.rollout_state import RETRY_S, ROLLOUT_STATES, Delivery, RolloutState, unheld
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
@@ -33,7 +33,6 @@ LOAD_S = 600.0
 DROP_S = LOAD_S  # A host that is loading drops a release only afterwards
 
 Report = Callable[[router_pb2.DeployProgress], object]
-OnMessage = Callable[[str], object]
 
 
 class Rollout(RolloutState):
@@ -76,7 +75,14 @@ class Rollout(RolloutState):
             name = self.previous_name
             if not name:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
-            previous = self.previous or await self._revived(name)
+            # checked first: a host that loads it in vain would name it as its newest, as if it were deployed
+            if lacking := unheld(self.ring.links, [link for link in self.ring.links if link.relay.rtt_ms is not None]):
+                raise unavailable(f"no host that answers holds block {min(lacking)}: start one, and roll back again")
+            if (previous := self.previous) is None:  # after a restart of the router
+                directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
+                if directory is None:
+                    raise failed_precondition(f"the files of release {name} are no longer here: deploy it again")
+                previous = ActiveRelease.over(self.ring, await asyncio.to_thread(RouterParts.read, directory), name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
             # Stop bringing the current release to hosts: it would take the place of the one to load.
             await cancelled(self._updates)
@@ -130,7 +136,7 @@ class Rollout(RolloutState):
         finally:
             self.due_at[link.entry.address] = monotonic() + pause_s
 
-    async def _bring_all(self, name: str, on_message: OnMessage, tried: bool) -> ActiveRelease:
+    async def _bring_all(self, name: str, on_message: Callable[[str], object], tried: bool) -> ActiveRelease:
         """Bring a release to all hosts and try it. Raises StatusError."""
         directory = self._own_store.path(name)
         assert directory is not None
@@ -188,13 +194,6 @@ class Rollout(RolloutState):
         assert self.store is not None, "a router without a release store cannot switch"
         return self.store
 
-    async def _revived(self, name: str) -> ActiveRelease:
-        """The previous release after a restart of the router. Raises StatusError, OnesweepError."""
-        directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
-        if directory is None:
-            raise failed_precondition(f"the files of release {name} are no longer here: deploy it again")
-        return ActiveRelease.over(self.ring, await asyncio.to_thread(RouterParts.read, directory), name)
-
 
 def find_release(name: str, store: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
     """Path of a release on the router's machine: in its store, or the bundle that it was started with."""
@@ -223,9 +222,7 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run all; when one fails, cancel the others and wait for their end before raising."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
-        for done in asyncio.as_completed(tasks):
-            await done
-        return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
     finally:
         await cancelled(tasks)
 

@@ -43,6 +43,11 @@ DELIVERY_STATES = {
 }
 
 
+def unheld(links: Iterable[HostLink], used: Iterable[HostLink]) -> set[int]:
+    """Blocks of the ring `links` that none of the hosts `used` holds."""
+    return {block for link in links for block in link.entry.blocks}.difference(*(link.entry.blocks for link in used))
+
+
 class Delivery:
     """Delivery of a release to one host: its files into the host's store, its weights into the host's memory."""
 
@@ -100,8 +105,7 @@ class RolloutState:
         if unknown := [name for name in without if name not in names]:
             raise invalid(f"there is no host {unknown[0]!r} to leave out; the hosts are {', '.join(names)}")
         self.joining = [link for link in links if link.entry.name not in without]
-        held = {block for link in self.joining for block in link.entry.blocks}
-        if lacking := {block for link in links for block in link.entry.blocks} - held:
+        if lacking := unheld(links, self.joining):
             raise failed_precondition(f"without {', '.join(without)} no host holds block {min(lacking)}")
         # name a host that does not answer first: it is why those before it in the ring are not ready
         for link in sorted(self.joining, key=lambda link: link.relay.rtt_ms is not None):

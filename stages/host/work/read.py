@@ -96,7 +96,9 @@ class ReadWork(TextWork):
         if self._ends_here:
             self._ended(hidden)
         else:
-            self._forward(hidden)
+            read = self.hop.read
+            read.stage, read.hidden = self.following, self.codec.encode(hidden)
+            self.outcome = self.hop
 
     def _ended(self, hidden: Tensor) -> None:
         """Finish a read on the host of the last stage. hidden: (rows, width)."""
@@ -104,11 +106,6 @@ class ReadWork(TextWork):
             with self._without_drafts():
                 drafter.read(self._draft_state(drafter), self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
-
-    def _forward(self, hidden: Tensor) -> None:
-        read = self.hop.read
-        read.stage, read.hidden = self.following, self.codec.encode(hidden)
-        self.outcome = self.hop
 
     def _draft_state(self, drafter: Drafter) -> DraftState:
         if self.session.draft is None:

@@ -6,10 +6,8 @@ from loadtest.lab.profile import Link
 from loadtest.latency.floor import BookedCost, Floor, floor_of
 from tests.loadtest.latency.conftest import account
 
-Wires = dict[tuple[str, str], Link]
-
 # A triangle of unequal links: (source, destination): (one-way ms, Mbit/s)
-TRIANGLE: Wires = {
+TRIANGLE: dict[tuple[str, str], Link] = {
     ("router", "host-1"): Link(10.0, 8.0),
     ("host-1", "router"): Link(11.0, 8.0),
     ("host-1", "host-2"): Link(20.0, 16.0),

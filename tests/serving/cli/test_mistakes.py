@@ -195,8 +195,9 @@ def test_a_router_that_was_started_in_place_of_a_dead_one_is_asked(
     dead = Mock(**{"ended.return_value": {"router": "killed"}, "topology.client_tls": None})
     monkeypatch.setattr("serving.cli.deployment.deployment_here", lambda router: dead)
     assert main(["generate", "x", "--max-bytes", "2", "--router", words["ring"]]) == 0
-    assert main(["generate", "x", "--router", words["nobody"]]) == 1
-    assert f"the router at {words['nobody']} exited: killed; `onesweep down`" in capsys.readouterr().err
+    for command in (["generate", "x"], ["status"]):
+        assert main([*command, "--router", words["nobody"]]) == 1
+        assert "exited: killed; `onesweep down`" in capsys.readouterr().err
 
 
 def test_output_that_cannot_be_written_ends_in_a_sentence(

@@ -145,6 +145,8 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     code, _, err = onesweep("deploy", old, "--router", router)
     assert (code, "or deploy with --without host-2" in err) == (1, True), err
     assert onesweep("deploy", old, "--router", router, "--without", "nobody")[0] == 2
+    assert "no host that answers holds block 1" in onesweep("deploy", "--rollback", "--router", router)[2]
+    assert not any("another router" in host.warning for host in caller.status().hosts)
     # one whose disk was lost, too, begins with what it was started with, and gets what is served
     line.kill("host-3")
     shutil.rmtree(line.directory / "releases" / "host-3")
@@ -245,11 +247,11 @@ def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_pat
 
     wait_ready(topology.router)
     wait_ready(second)
-    assert "has no release store" in onesweep("deploy", new, *both)[2]
+    assert f"router {second}: the router has no release store" in onesweep("deploy", new, *both)[2]
     assert served(warns=False) == [before, before], "the first one could switch, and did not"
     until(lambda: onesweep("deploy", new, *alone)[0] == 0)  # once the first one is back
     assert served(warns=True) == [after, before]
-    assert onesweep("deploy", "--rollback", *alone)[0] == 0
+    assert f"rolling back the router at {topology.router}" in onesweep("deploy", "--rollback", *alone)[1]
     lacking.end()
     servers.router(replace(topology, router=second), old, releases=tmp_path / "second")
     wait_ready(second)

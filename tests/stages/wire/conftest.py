@@ -22,8 +22,6 @@ from stages.wire.tls import Security, Tls
 from stages.wire.tokens import token_metadata
 from tests.conftest import PATIENCE_S, eventually
 
-Dial = Callable[[str, SocketPipe], Awaitable[None]]
-
 
 @dataclass
 class Run:
@@ -86,7 +84,7 @@ async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncI
     await server.stop(None)
 
 
-async def reach(dial: Dial, name: str, tls: Tls) -> int:
+async def reach(dial: Callable[[str, SocketPipe], Awaitable[None]], name: str, tls: Tls) -> int:
     """The status of a machine's server, over the proxy."""
     proxy = await LinkProxy(dial).open()
     async with proxy, open_channel(link_address(name), security=Security(tls)) as channel:
