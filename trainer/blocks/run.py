@@ -140,7 +140,7 @@ class Run:
         Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait.
         A signal after the last step only sets `stop`.
         """
-        problem = f"another process is already training {self.task.name} in {self.log.path.parent}"
+        problem = f"another process is already training {self.task.name} in {self.log.path.parent}: stop it first"
         with exclusive(self.lock_path, ResumeError(problem)):
             self._resume()
             with on_signal(partial(ask_to_stop, self.stop)):

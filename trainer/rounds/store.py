@@ -224,7 +224,7 @@ def open_store(directory: Path) -> Iterator[Store]:
     with file_errors(CheckpointError, f"cannot store rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         sync(directory.parent)
-    with exclusive(directory / LOCK, ResumeError(f"another process is using the rounds in {directory}")):
+    with exclusive(directory / LOCK, ResumeError(f"another process is using the rounds in {directory}: stop it first")):
         store = Store(directory)
         try:
             yield store
