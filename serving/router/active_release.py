@@ -62,26 +62,23 @@ class RouterParts:
 
         :param frontier: the options of `auto`; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
-        weights: Weights = ()
-        if directory is not None and any(getattr(find_bundle(directory), kind) for kind in MODEL_KINDS):
-            weights = plan_host(directory, (0,)).weights
-        if directory is not None and bundle_draws(directory):
+        if directory is None:
+            return cls(None, Guide() if frontier is None else Guide(read_frontier(frontier)), None)
+        has_models = any(getattr(find_bundle(directory), kind) for kind in MODEL_KINDS)
+        weights = plan_host(directory, (0,)).weights if has_models else ()
+        if bundle_draws(directory):
             return cls(None, Guide(), directory, weights, drawing=LocalDrawing(directory))
-        local = read_local_model(directory) if directory else None
+        local, guide, path = read_local_model(directory), Guide(), directory / FRONTIER_NAME
         digest = local.digest if local else ""
-        tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
-        guide, path = Guide(), directory / FRONTIER_NAME if directory else None
         if frontier is not None:
             guide = Guide(read_frontier(frontier), local_digest=digest)
-        elif path is not None and path.exists():
+        elif path.exists():
             try:
                 guide = Guide(read_frontier(path), local_digest=digest)
             except InputError as error:
                 log.warning("%s", error)
                 guide = Guide(problem=str(error))
-        return cls(
-            local, guide, directory, weights, tokenizers, is_copy=directory is not None and holds_copy(directory)
-        )
+        return cls(local, guide, directory, weights, read_tokenizers(directory), is_copy=holds_copy(directory))
 
 
 @dataclass(eq=False)

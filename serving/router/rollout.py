@@ -76,8 +76,11 @@ class Rollout(RolloutState):
             if not name:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
             # checked first: a host that loads it in vain would name it as its newest, as if it were deployed
-            if lacking := unheld(self.ring.links, [link for link in self.ring.links if link.relay.rtt_ms is not None]):
-                raise unavailable(f"no host that answers holds block {min(lacking)}: start one, and roll back again")
+            ring, begin_s = self.ring, monotonic()
+            while lacking := unheld(ring.links, [link for link in ring.links if link.relay.rtt_ms is not None]):
+                if monotonic() - begin_s > ring.settings.hop_timeout_s:
+                    raise unavailable(f"no host that answers holds block {min(lacking)}: start one and roll back again")
+                await asyncio.sleep(POLL_S)
             if (previous := self.previous) is None:  # after a restart of the router
                 directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
                 if directory is None:
