@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import reference
+from house import parsed
 
 from serving.cli.commands import Command, walk
 
@@ -24,7 +25,7 @@ def messages() -> tuple[str, ...]:
     found = set()
     for package in ("stages", "serving"):
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
                     found.add("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):

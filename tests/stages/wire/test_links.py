@@ -74,16 +74,15 @@ class Flood:
 async def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_than_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    max_held = 0
     async with running(tmp_path, a=False, b=False) as run:
-        read, may_read = 0, asyncio.Semaphore(0)
+        read, max_held, may_read = 0, 0, asyncio.Semaphore(0)
         flood, budget = Flood(), run.rendezvous.budget
 
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal read, max_held
-            while True:
+            while not reader.at_eof():
                 await may_read.acquire()
-                read += len(await reader.readexactly(PIECE_BYTES))
+                read += len(await reader.read(PIECE_BYTES))
                 max_held = max(max_held, flood.sent_bytes - read)
 
         server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=PIECE_BYTES)
