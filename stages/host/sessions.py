@@ -110,9 +110,8 @@ class SessionStore:
         """
         if name in self.sessions:
             raise already_exists(f"session {name!r} is already open")
-        if name in self.released:
-            code = Code.CANCELLED if self.released[name] else Code.NOT_FOUND
-            raise StatusError(code, f"session {name!r} was released")
+        if (is_over := self.released.get(name)) is not None:
+            raise StatusError(Code.CANCELLED if is_over else Code.NOT_FOUND, f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity)
         if drafts and (drafter := parts.drafter(kind)) is not None:
@@ -198,8 +197,9 @@ class SessionStore:
         session.expires_at = now_s + self.lease_s
 
     def release(self, name: str, is_over: bool = False) -> bool:
-        """Free a session; False if it did not exist. Either way it cannot be opened again. :param is_over: its router
-        needs nothing more of it."""
+        """Free a session; False if it did not exist. Either way it cannot be opened again.
+
+        :param is_over: its router needs nothing more of it."""
         self.released[name] = is_over or self.released.get(name, False)
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)
