@@ -40,9 +40,12 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options of a command line. Raises UsageError."""
         self._words = words
-        # The words of a program to run come last and hold no options; elsewhere options and texts stand in any order.
+        # The words of a program to run, and those after --, come last and are no options; elsewhere options and texts
+        # stand in any order, which argparse allows only without --.
         ends_in_words = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        parse = self.parse_known_args if ends_in_words else self.parse_known_intermixed_args
+        parse = self.parse_known_args if ends_in_words or "--" in words else self.parse_known_intermixed_args
+        if not ends_in_words and any(word[:2] == "-h" != word for word in takewhile("--".__ne__, words)):
+            self.error("")  # newer Pythons read -hello as -h and something else
         options, extra = parse(list(words))
         if extra:
             self.error(f"unexpected {quoted(extra[0])}: put text with spaces in quotes")

@@ -149,7 +149,7 @@ SERVERS = [
     ("generate x --router {taken} --timeout-s 0.1", 1, "accepts connections but does not answer in 0.1 s; it hangs"),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
-    ("generate x --router {lonely} --wait 0 --timeout-s 30", 1, "check that it runs"),
+    ("generate --router {lonely} --wait 0 --timeout-s 30 -- -hello", 1, "check that it runs"),
     ("compare x --router {lonely} --wait 0", 1, "cannot compare modes, the router is not ready"),
     ("compare {empty} --router {nobody}", 2, "the prompt is empty: give at least one byte of text"),
     ("compare x --router {ring} --modes resample --temperature 0", 2, "temperature 0 leaves mode resample nothing"),
