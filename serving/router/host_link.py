@@ -138,7 +138,7 @@ class HostLink:
         elif tuple(info.blocks) != self.entry.blocks:
             self.problem = (
                 f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
-                f"the topology says {list(self.entry.blocks)}: restart it"
+                f"the topology says {list(self.entry.blocks)}: restart it (machines that joined follow by themselves)"
             )
         elif not info.ready:
             self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
