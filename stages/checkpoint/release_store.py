@@ -148,14 +148,12 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
 def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object]:
     """A check that a key in this file signed a release; the file is reread each time. None: no check.
 
-    Raises InputError for a file without such keys, or if their library is not installed.
+    Raises InputError for a file without such keys, ModuleNotFoundError without their library.
     """
     if signers is None:
         return lambda contents: None
-    try:
-        from stages.wire.certificates import is_signed, read_signers
-    except ImportError:
-        raise InputError("signers needs cryptography: pip install 'onesweep[tls]'") from None
+    from stages.wire.certificates import is_signed, read_signers  # needs cryptography, which few stores do
+
     read_signers(signers)
 
     def check(contents: ReleaseManifest) -> None:
