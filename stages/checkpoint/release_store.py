@@ -170,7 +170,7 @@ class ReleaseStore:
     """The releases of one process on disk. Its methods block."""
 
     def __init__(self, directory: Path, signers: Path | None = None) -> None:
-        """Raises ServiceError if the directory cannot be used, is in use, or is writable by others.
+        """Raises InputError if the directory cannot be used or is writable by others, ServiceError while it is in use.
 
         :param signers: public keys, one of which must have signed a release. Raises InputError: `_signature_check`."""
         self.directory, self._check_signature = directory, _signature_check(signers)
@@ -178,11 +178,11 @@ class ReleaseStore:
         self.own_copy: Callable[[Path, int, Path], object] | None = None
         self._own = set[str]()  # digests of parts begun that way: only once, as the copy may be of another model
         self._lock = contextlib.ExitStack()
-        with file_errors(ServiceError, f"cannot use --releases {directory}", "name another one"):
+        with file_errors(InputError, f"cannot use --releases {directory}", "name another one"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
             if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:
-                raise ServiceError(
+                raise InputError(
                     f"the release store {directory} must belong to you, and nobody else may write to it: "
                     "chmod 700, or give another --releases"
                 )
