@@ -93,8 +93,8 @@ class Deployment:
             hosts = () if options.get("hosts_run") else topology.hosts
             http = {HTTP: options["http"]} if options.get("http") else {}
             check_free({ROUTER: topology.router, **{host.name: host.listen for host in hosts}, **http})
-        # after the checks: this replaces the tokens of earlier servers at these addresses
         make_state_directory(directory)
+        # after the checks: this replaces the tokens of earlier servers at these addresses
         servers = server_arguments(topology, checkpoint, directory, **options)
         # the processes share this machine and read all of it
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
