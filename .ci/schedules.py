@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost, ScriptedRelay, StepTaker, after
 
@@ -58,7 +59,8 @@ class ScriptedLink(HostLink):
     is_open = False
 
     def __init__(self, world: ScriptedWorld, ring: WatchedRing, entry: HostEntry) -> None:
-        super().__init__(entry, ring.settings.hop_timeout_s, dial=partial(ScriptedRelay, world.network))
+        with patch("serving.router.host_link.Relay", partial(ScriptedRelay, world.network)):
+            super().__init__(entry, ring.settings.hop_timeout_s)
         self.world, self.ring, self.parts, self.held = world, ring, len(STAGES), {WEIGHTS: stage_pb2.Release()}
         self.onward = {each.address: stage_pb2.LinkInfo(address=each.address, rtt_ms=RTT_MS) for each in after(entry)}
         self.channel = self.relay.channel

@@ -15,10 +15,13 @@ OnesweepError           exit 1
 +- ServiceError         a server answered with an error, or not at all
 """
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Errors of the machine, which may pass: exit 1, whatever value a user gave.
+PASSING_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 SIMILARITY_CUTOFF = 0.65  # from 0 to 1: below this, a guess at a word is more often wrong than right
 
 
@@ -123,4 +126,7 @@ def file_errors(kind: type[OnesweepError], what: str = "", advice: str = "") -> 
         yield
     except OSError as error:
         words = f"{error.strerror or error}".partition(" (while ")[0]  # Python adds the address that a socket is for
-        raise kind(f"{what or f'cannot read {error.filename}'}: {words}{advice and f'; {advice}'}") from None
+        made = kind(f"{what or f'cannot read {error.filename}'}: {words}{advice and f'; {advice}'}")
+        if error.errno in PASSING_ERRORS:
+            made.exit_code = OnesweepError.exit_code
+        raise made from None

@@ -31,21 +31,8 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-class WorkProgress:
-    """Receives the progress of some work and shows nothing."""
-
-    def say(self, line: str) -> None:
-        """Show a permanent line."""
-
-    def at(self, what: str, share: float | None = None) -> None:
-        """Report that `what` is being done now, and `share` of all the work, from 0 to 1, is done. None: unknown."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-
-
-class ProgressLine(WorkProgress):
-    """Shows progress on a stream."""
+class ProgressLine:
+    """Shows the progress of some work on a stream."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """:param stream: by default standard error, which leaves standard output to results."""
@@ -54,10 +41,12 @@ class ProgressLine(WorkProgress):
         self._begin, self._last, self._what, self._pause_s = clock(), -float("inf"), "", PAUSE_S
 
     def say(self, line: str) -> None:
+        """Show a permanent line."""
         self.close()
         print(f"{line}\n", end="", file=self._stream, flush=True)  # one call per line, as several threads may print
 
     def at(self, what: str, share: float | None = None) -> None:
+        """Report that `what` is being done now, and `share` of all the work, from 0 to 1, is done. None: unknown."""
         now, step = self._clock(), what.partition(":")[0]  # the part after the colon tells how far the step is
         # waiting before the work does not predict the time left, nor does one step predict the next
         if share == 0.0 or (share is None and step != self._step):
@@ -77,6 +66,7 @@ class ProgressLine(WorkProgress):
         self._shown = line
 
     def close(self) -> None:
+        """Leave the terminal as it was."""
         if self._in_place and self._shown:
             print(CLEAR, end="", file=self._stream, flush=True)
         self._shown = ""

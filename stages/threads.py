@@ -28,7 +28,7 @@ async def run_to_completion(work: Awaitable[T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        await asyncio.wait([asyncio.gather(task, return_exceptions=True)])  # its error is seen, and so not logged
         raise
 
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtest.commands import BenchReport, check_names, echo, settings_record
@@ -124,7 +123,9 @@ def with_defaults(settings: WanSettings) -> WanSettings:
         if (longest := max(length.count for length in lengths)) >= (most := max(each.positions for each in models)):
             raise InputError(f"a length of {longest} leaves no room for a prompt in the context of {most}")
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
-        return replace(s, variants=s.variants or default_variants(s.checkpoint), lengths=lengths, prompts=prompts)
+        modes = ["sweep", "chunked"] * (bundle.chain is not None) + ["ar", "ar-speculative"] * (bundle.ar is not None)
+        variants = s.variants or tuple(map(ModeVariant, [*modes, *served_copy(s.checkpoint)]))
+        return replace(s, variants=variants, lengths=lengths, prompts=prompts)
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws pictures: give --levels, but no prompts, bytes or temperature")
     served = [mode for mode in DRAWING_MODES if mode in bundle.models]
@@ -136,13 +137,6 @@ def with_defaults(settings: WanSettings) -> WanSettings:
         lengths=s.lengths or (Length(DEFAULT_LEVELS, LEVELS),),
         prompts=(Prompts("classes", classes),),
     )
-
-
-def default_variants(checkpoint: Path) -> tuple[ModeVariant, ...]:
-    """Variants that a bundle's weights allow."""
-    bundle = find_bundle(checkpoint)
-    modes = ["sweep", "chunked"] * (bundle.chain is not None) + ["ar", "ar-speculative"] * (bundle.ar is not None)
-    return tuple(map(ModeVariant, [*modes, *served_copy(checkpoint)]))
 
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:

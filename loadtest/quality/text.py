@@ -263,15 +263,13 @@ def held_out_documents(path: Path) -> list[bytes]:
 
     Raises InputError for a path without text, and for text that is not UTF-8.
     """
-    if not path.exists():
-        raise InputError(f"no text at {path}: --prompts takes a file or a folder of UTF-8 text")
     every = sorted(
         file
         for file in ([path] if path.is_file() else path.rglob("*"))
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
     if not every:
-        raise InputError(f"no file under {path}: --prompts takes a file or a folder of UTF-8 text")
+        raise InputError(f"no text at {path}: --prompts takes a file or a folder of UTF-8 text")
     chosen = [file for file in every if file.name == "valid.txt"] or [f for f in every if f.suffix == ".txt"] or every
     documents = [read_utf8(file) for file in chosen]
     if not any(document.strip() for document in documents):

@@ -223,7 +223,7 @@ class TestbedSettings:
 
 def block_count(checkpoint: Path) -> int:
     """Blocks or AR stages of a checkpoint. Raises CheckpointError."""
-    from stages.host.plan import plan_host  # imports torch, which help can do without
+    from stages.host.plan import plan_host  # imports numpy, which help can do without
 
     return plan_host(checkpoint, (0,)).parts
 

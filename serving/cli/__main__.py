@@ -7,7 +7,7 @@ import re
 import sys
 
 from serving.cli.parser import UsageError, parse
-from stages.errors import OnesweepError
+from stages.errors import InputError, OnesweepError
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: errors print our own sentences instead
 
@@ -42,6 +42,11 @@ def _run(arguments: list[str]) -> int:
     except OnesweepError as error:
         _say(f"onesweep: {error}")
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name != "cryptography":
+            raise
+        _say("onesweep: this command needs cryptography: pip install 'onesweep[tls]'")
+        return InputError.exit_code
     except (MemoryError, RuntimeError) as error:
         # recognize torch's errors by their words: importing their classes takes a second, and few commands need torch
         if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):

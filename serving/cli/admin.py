@@ -40,7 +40,6 @@ def add_certs_renew(renew: argparse.ArgumentParser) -> None:
 
 
 def run_certs_init(options: argparse.Namespace) -> int:
-    check_installed()
     from stages.wire.certificates import Authority, expiry
 
     authority = Authority.create(options.dir, options.days, options.force)
@@ -50,7 +49,6 @@ def run_certs_init(options: argparse.Namespace) -> int:
 
 
 def run_certs_issue(options: argparse.Namespace) -> int:
-    check_installed()
     from stages.wire.certificates import Authority, make_signer
 
     if options.role == SIGNER:
@@ -67,7 +65,6 @@ def run_certs_issue(options: argparse.Namespace) -> int:
 
 
 def run_certs_renew(options: argparse.Namespace) -> int:
-    check_installed()
     from stages.wire.certificates import Authority, expiry
 
     authority = Authority.open(options.dir)
@@ -95,7 +92,6 @@ def add_sign(action: argparse.ArgumentParser) -> None:
 
 
 def run_sign(options: argparse.Namespace) -> int:
-    check_installed()
     from stages.checkpoint.release_store import MAX_SIGNATURES, read_release_manifest, write_signatures
     from stages.wire.certificates import is_signed, sign
 
@@ -120,13 +116,6 @@ def _print_leaf(leaf: Leaf) -> None:
 def _add_common(parser: argparse.ArgumentParser, days: int) -> None:
     parser.add_argument("--dir", type=Path, default=Path("certs"), metavar="DIR", help="certificate directory (certs)")
     parser.add_argument("--days", type=int, default=days, metavar="N", help=f"days until it expires ({days})")
-
-
-def check_installed() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise InputError("this command needs cryptography: pip install 'onesweep[tls]'") from None
 
 
 # `onesweep token`: the keys that may use a router.

@@ -89,11 +89,11 @@ class Deployment:
 
         Raises OnesweepError when an address is taken.
         """
-        make_state_directory(directory)
         if place is None:
             hosts = () if options.get("hosts_run") else topology.hosts
             http = {HTTP: options["http"]} if options.get("http") else {}
             check_free({ROUTER: topology.router, **{host.name: host.listen for host in hosts}, **http})
+        make_state_directory(directory)
         # after the checks: this replaces the tokens of earlier servers at these addresses
         servers = server_arguments(topology, checkpoint, directory, **options)
         # the processes share this machine and read all of it

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.cli.admin import check_installed
 from serving.cli.parser import check_positive
 from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
@@ -98,7 +97,6 @@ def add_join(join: argparse.ArgumentParser) -> None:
 
 @ends_at_once()
 def run_join(options: argparse.Namespace) -> int:
-    check_installed()
     check_positive(options, "threads")
     from stages.wire.tickets import Ticket
 

@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.cli.admin import check_installed
 from serving.cli.deployment import Deployment, new_directory, present
 from serving.cli.machines import ADDRESSES_NAME, locked, record_step, run_directory, serving_here
 from serving.cli.models import add_import_options, check_model, find_checkpoint
@@ -57,7 +56,6 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 def run_serve(options: argparse.Namespace) -> int:
     check_framework("--http")
-    check_installed()
     from stages.wire.rendezvous import MAX_MACHINES
 
     check_positive(options, "context", "threads", "port", "wait")
@@ -210,7 +208,6 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
 
 
 def run_invite(options: argparse.Namespace) -> int:
-    check_installed()
     from stages.wire.link_quality import LinkRecord
     from stages.wire.rendezvous import RunDirectory
 

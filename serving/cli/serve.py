@@ -28,7 +28,7 @@ from serving.router.topology_source import (
 )
 from serving.v1 import router_pb2
 from stages.device import AUTO
-from stages.errors import InputError, Interrupted
+from stages.errors import InputError, Interrupted, OnesweepError
 from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
@@ -220,6 +220,8 @@ def run_deploy(options: argparse.Namespace) -> int:
             switch = asyncio.run(roll_back(client, show, options.timeout_s))
         else:
             switch = asyncio.run(deploying(client, read_release(options.checkpoint), without, show, options.timeout_s))
+    except RouterError as error:
+        raise _explained(error, options.router) from None
     except KeyboardInterrupt:
         state = "routers that had not switched keep their release: see `onesweep status`, and try again"
         raise Interrupted(f"interrupted: {state}") from None
@@ -227,14 +229,18 @@ def run_deploy(options: argparse.Namespace) -> int:
     return 0
 
 
+def _explained(error: RouterError, router: str | None) -> OnesweepError:
+    """`error`, or why a router that was started on this machine does not answer."""
+    problem = "" if error.reached else served_here(router)
+    return NoDeployment(problem) if problem else error
+
+
 def run_status(options: argparse.Namespace) -> int:
     try:
         with client_of(options) as client:
             status = client.status()
     except RouterError as error:
-        if not error.reached and (problem := served_here(options.router)):
-            raise NoDeployment(problem) from None
-        raise
+        raise _explained(error, options.router) from None
     if options.json:
         print(json.dumps(record_of(status)))
         return 0

@@ -187,10 +187,7 @@ class AsyncClient(RouterConnection):
             async for progress in call:
                 yield progress
         except grpc.RpcError as error:
-            failure = self.failed(error, at, timeout_s)
-            if len(self.addresses) > 1:
-                failure.args = (f"router {self.addresses[at]}: {failure}",)
-            raise failure from None
+            raise self.failed(error, at, timeout_s, f"router {self.addresses[at]}: ") from None
         finally:
             call.cancel()
 

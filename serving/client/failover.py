@@ -124,14 +124,15 @@ class RouterConnection(ABC):
     def _dial(self, address: str, options: Options) -> Any:  # noqa: ANN401
         """A channel of the client's kind."""
 
-    def failed(self, error: grpc.RpcError, at: int, timeout_s: float) -> RequestRefused | RouterError:
-        """The exception for a gRPC error; also picks up renewed certificates for the next call."""
+    def failed(self, error: grpc.RpcError, at: int, timeout_s: float, whose: str = "") -> RequestRefused | RouterError:
+        """The exception for a gRPC error; also picks up renewed certificates for the next call.
+        :param whose: begins the router's own messages, which do not name it."""
         code, details, metadata = error.code(), printable(error.details() or "", newline=" "), call_metadata(error)
         request, reached, address = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata, self.addresses[at]
         if code.name in _USER_MISTAKES:
-            return RequestRefused(details, code, request)
+            return RequestRefused(f"{whose}{details}", code, request)
         if code is StatusCode.DEADLINE_EXCEEDED:
-            return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
+            return RouterError(f"{whose}no answer within {timeout_s:g} s: {details}", code, request=request)
         if code is StatusCode.UNAVAILABLE and not reached:
             if self.security.stamp() != self._stamp:
                 with suppress(InputError):  # the files may be half replaced
@@ -139,11 +140,7 @@ class RouterConnection(ABC):
             if problem := handshake_problem(details, self.security):
                 return HandshakeError(f"the router at {address} {problem}", code, reached=False)
             taken = "SETTINGS frame" in details or "HTTP/2" in details
-            start = (
-                "start one with `onesweep up`"
-                if address == DEFAULT_ROUTER
-                else "start one there, or correct the address"
-            )
+            start = "start one there (`onesweep up` starts one here), or correct the address"
             remedy = "another program uses that port, or it hangs" if taken else start
             missing = f"no router answers at {address}; {remedy} ({details})"
             if "resolving" in details:  # gRPC's own sentence has three kinds of brackets
@@ -158,7 +155,7 @@ class RouterConnection(ABC):
             return RouterError(message, StatusCode.UNAVAILABLE, round(1000 * PAUSE_S), request, reached=False)
         if code is StatusCode.UNIMPLEMENTED:
             return RouterError(f"{address} is not a router; give the router's address", code)
-        return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
+        return RouterError(f"{whose}{details or code.name}", code, retry_after_ms(metadata), request, reached)
 
 
 class Turns:

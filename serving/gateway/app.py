@@ -46,7 +46,7 @@ from stages.signals import RESERVED, descriptor_limit, free_descriptors, run_unt
 from stages.telemetry.observability import Telemetry
 from stages.wire.channel import parse_address
 from stages.wire.secret_files import check_secret, stamp_of
-from stages.wire.tls import Stamp
+from stages.wire.tls import Stamp, check_end
 
 log = logging.getLogger(__name__)
 
@@ -251,4 +251,5 @@ def _read(certificate: Path, key: Path) -> ssl.SSLContext:
         # without a passphrase callback, a locked key would prompt on the terminal
         context.load_cert_chain(certificate, key, password=lambda: "")
         check_secret(key)
+    check_end(certificate, context)
     return context

@@ -3,14 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
-from pydantic import create_model
+from pydantic import BaseModel, create_model
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
@@ -171,11 +171,14 @@ def _specificity(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[
     return len(path), [int(part) for part in path if part.isdigit()], not error["type"].endswith("_type")
 
 
-def _fields_at(model: object, path: Sequence[str]) -> Collection[str]:
-    """The fields of the object that holds the field at `path`; none for an object in a list or of several types."""
-    for name in path[:-1]:
-        model = getattr(getattr(model, "model_fields", {}).get(name), "annotation", None)
-    return getattr(model, "model_fields", ())
+def _fields_at(kind: object, path: Sequence[str]) -> set[str]:
+    """The fields that the object which holds the field at `path` may have. kind: the whole value's type."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):  # a list, or several types
+        return {name for inner in get_args(kind) for name in _fields_at(inner, path)}
+    if len(path) == 1:
+        return {*kind.model_fields}
+    field = kind.model_fields.get(path[0])
+    return _fields_at(field.annotation, path[1:]) if field else set()
 
 
 def field_error(errors: Sequence[Mapping[str, Any]], body: object, model: object = None) -> ApiError:
@@ -190,7 +193,7 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object, model: object
     if first["type"] == "extra_forbidden":
         is_own = param in _OWN_FIELDS
         instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "")
-        guess = "" if instead else close_to(path[-1], _fields_at(model, path))
+        guess = "" if instead else close_to(path[-1], _fields_at(model, [each for each in path if not each.isdigit()]))
         words = f"unknown or unsupported field {param!r}{guess}: {instead or 'leave it out'}"
         return ApiError(400, words, param=param, code="unknown_field")
     if (expected := _EXPECTED.get(first["type"])) is None:  # a sentence of ours

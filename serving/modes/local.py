@@ -51,8 +51,8 @@ class LocalMode(Mode):
     name = "local"
     uses_hosts = False
     absent = (
-        "the router has no local model (a copy of the hosts' is mode local:copy): start it with a checkpoint that "
-        "has local/, which `onesweep import --drafter MODEL` makes of a smaller one"
+        "the router has no local model in what it serves (a copy of the hosts' is mode local:copy): start it with, or "
+        "deploy, a checkpoint that has local/, which `onesweep import --drafter MODEL` makes of a smaller one"
     )
 
     def __init__(self, model: "LocalModel | None", tokenizers: Tokenizers) -> None:

@@ -31,7 +31,7 @@ from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle, h
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.clock import monotonic
 from stages.errors import InputError
-from stages.host.plan import MODEL_KINDS, ModelKind, plan_host
+from stages.host.plan import ModelKind, plan_host
 from stages.model.scoring import max_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
@@ -64,8 +64,7 @@ class RouterParts:
         """
         if directory is None:
             return cls(None, Guide() if frontier is None else Guide(read_frontier(frontier)), None)
-        has_models = any(getattr(find_bundle(directory), kind) for kind in MODEL_KINDS)
-        weights = plan_host(directory, (0,)).weights if has_models else ()
+        weights = plan_host(directory, (0,)).weights if find_bundle(directory).for_hosts else ()
         if bundle_draws(directory):
             return cls(None, Guide(), directory, weights, drawing=LocalDrawing(directory))
         local, guide, path = read_local_model(directory), Guide(), directory / FRONTIER_NAME

@@ -45,15 +45,9 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(
-        self,
-        entry: HostEntry,
-        hop_timeout_s: float,
-        security: Security = LOOPBACK_ONLY,
-        dial: Callable[..., Relay] = Relay,
-    ) -> None:
+    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
         self.entry = entry
-        self.relay = dial(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
         self.parts = 0  # blocks of the whole model, as the host reports; 0 while unknown
         self.held: dict[Weights, stage_pb2.Release] = {}  # loaded releases, the newest last

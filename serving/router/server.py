@@ -25,7 +25,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.host.plan import MODEL_KINDS, check_blocks, plan_host
+from stages.host.plan import check_blocks, plan_host
 from stages.memory import keep_trimmed, return_large_buffers
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
@@ -54,8 +54,6 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         import torch
 
         torch.set_num_threads(settings.threads)
-    if settings.checkpoint and any(getattr(find_bundle(settings.checkpoint), kind) for kind in MODEL_KINDS):
-        check_blocks(settings.topology.blocks, plan_host(settings.checkpoint, (0,)).parts)
     keyring = Keyring(settings.tokens, settings.routers)
     name = _own_name(settings)
     figures = RouterCounters() if settings.seeing.metrics else None
@@ -70,7 +68,10 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=settings.topology.certificates)
     read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
-    rollout = Rollout(ring, first_release(ring, store, settings.checkpoint, read), store, settings.checkpoint)
+    first = first_release(ring, store, settings.checkpoint, read)
+    if first.directory and find_bundle(first.directory).for_hosts:
+        check_blocks(settings.topology.blocks, plan_host(first.directory, (0,)).parts)
+    rollout = Rollout(ring, first, store, settings.checkpoint)
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)

@@ -31,6 +31,11 @@ class Bundle:
         """The models of this bundle by their names."""
         return {name: path for name, path in vars(self).items() if path is not None}
 
+    @property
+    def for_hosts(self) -> bool:
+        """True if hosts hold some of the models."""
+        return any(name != "local" for name in self.models)
+
 
 def find_bundle(directory: Path) -> Bundle:
     """The models in `directory`: a bundle, or a single checkpoint of either kind, which may contain local/.

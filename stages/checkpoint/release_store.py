@@ -148,14 +148,12 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
 def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object]:
     """A check that a key in this file signed a release; the file is reread each time. None: no check.
 
-    Raises InputError for a file without such keys, or if their library is not installed.
+    Raises InputError for a file without such keys, ModuleNotFoundError without their library.
     """
     if signers is None:
         return lambda contents: None
-    try:
-        from stages.wire.certificates import is_signed, read_signers
-    except ImportError:
-        raise InputError("signers needs cryptography: pip install 'onesweep[tls]'") from None
+    from stages.wire.certificates import is_signed, read_signers  # needs cryptography, which few stores do
+
     read_signers(signers)
 
     def check(contents: ReleaseManifest) -> None:
@@ -172,7 +170,7 @@ class ReleaseStore:
     """The releases of one process on disk. Its methods block."""
 
     def __init__(self, directory: Path, signers: Path | None = None) -> None:
-        """Raises ServiceError if the directory cannot be used, is in use, or is writable by others.
+        """Raises InputError if the directory cannot be used or is writable by others, ServiceError while it is in use.
 
         :param signers: public keys, one of which must have signed a release. Raises InputError: `_signature_check`."""
         self.directory, self._check_signature = directory, _signature_check(signers)
@@ -180,11 +178,11 @@ class ReleaseStore:
         self.own_copy: Callable[[Path, int, Path], object] | None = None
         self._own = set[str]()  # digests of parts begun that way: only once, as the copy may be of another model
         self._lock = contextlib.ExitStack()
-        with file_errors(ServiceError, f"cannot use --releases {directory}", "name another one"):
+        with file_errors(InputError, f"cannot use --releases {directory}", "name another one"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
             if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:
-                raise ServiceError(
+                raise InputError(
                     f"the release store {directory} must belong to you, and nobody else may write to it: "
                     "chmod 700, or give another --releases"
                 )

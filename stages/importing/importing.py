@@ -1,6 +1,7 @@
 """An import from beginning to end: identify the source, check it, cut it, and write it stage by stage."""
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from stages.memory import require_memory, return_large_buffers, trim
 from stages.model.architecture import GROUP, WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import on_meta_device
-from stages.progress import WorkProgress, counted
+from stages.progress import ProgressLine, counted
 
 UNTRAINED_TOLERANCE = 0.1  # rounding affects random weights more: 11 layers of 4,096 numbers by 0.079 in 4 bits
 COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
@@ -70,10 +71,10 @@ def open_source(path: Path) -> Source:
 # The model is read twice: layer by layer to measure its loss and the loss of some fifteen other readings of the same
 # tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused, with the cause,
 # before anything is written.
-def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:
+def import_model(settings: ImportSettings, progress: ProgressLine | None = None) -> Manifest:
     """Make the checkpoint. Raises InputError or CheckpointError, and then leaves nothing behind, or a complete
     checkpoint if only the drafter cannot be made."""
-    progress = progress or WorkProgress()
+    progress = progress or ProgressLine(io.StringIO())  # which nobody sees
     return_large_buffers()  # each layer's tensors are as large as those of the layer before
     require_new(settings.out)
     progress.at(f"reading {settings.source}", 0.0)

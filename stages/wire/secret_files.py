@@ -84,11 +84,14 @@ def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
     part = path.with_name(f".{path.name}.part")
     with file_errors(InputError, f"cannot write {path}"):
         part.unlink(missing_ok=True)
-        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(raw)
-            if path.exists():
-                _be_like(file.fileno(), path, mode)
-        part.replace(path)
+        try:
+            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(raw)
+                if path.exists():
+                    _be_like(file.fileno(), path, mode)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

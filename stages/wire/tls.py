@@ -221,6 +221,19 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     return Certificate(Identity.of(uris), datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC))
 
 
+def check_end(certificate: Path, server: ssl.SSLContext) -> None:
+    """Raise InputError if a server's certificate has expired, whichever authority issued it."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    try:
+        _shown(client, server)
+    except ssl.SSLError as error:  # for other reasons, some clients may accept it
+        if "expired" in getattr(error, "verify_message", ""):
+            raise InputError(f"{certificate} has expired: renew it") from None
+
+
 def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
     """The certificate as the viewer sees it after a handshake."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -12,6 +12,7 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
+from serving.gateway.app import OwnCertificate
 from serving.router.settings import AdmissionSettings
 from serving.router.topology import HostEntry, Topology, read_topology
 from serving.v1 import router_pb2
@@ -296,3 +297,11 @@ def test_a_topology_names_the_certificates(tmp_path: Path) -> None:
     path.write_text(f"[tls]\ncolour = 1\n{TOPOLOGY}")
     with pytest.raises(InputError, match=r"\[tls\] has an unknown key 'colour'"):
         read_topology(path)
+
+
+def test_a_gateway_shows_no_certificate_that_has_expired(new_pki: NewPki) -> None:
+    pki = new_pki("own")
+    valid, expired = pki.issue(ROUTER, "r"), pki.expire(pki.issue(ROUTER, "old"))
+    OwnCertificate(valid.certificate, valid.key)
+    with pytest.raises(InputError, match=r"old\.pem has expired: renew it"):
+        OwnCertificate(expired.certificate, expired.key)

@@ -1,6 +1,7 @@
 """The commands as users type them: what they print, and what a mistake looks like."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -74,6 +75,7 @@ FILES = {
         ("AR --data short.txt", "are too few; give at least"),
         ("BLOCKS --config key.toml", "key.toml: unknown setting 'speeed'"),
         ("AR --config nowhere.toml", "cannot read nowhere.toml"),
+        ("AR --tokenizer pipe", "pipe is not a regular file"),
         ("AR --steps 0", "--steps must be from 1 to 2"),
         ("BLOCKS --block 2", "this chain has blocks 0 to 1"),
         ("AR --block 0", "--block applies only to a chain: the parts of ar are trained together"),
@@ -93,6 +95,7 @@ def test_a_mistake_is_one_sentence(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     stand_for: dict[str, list[object]] = {

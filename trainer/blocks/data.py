@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from stages.errors import CheckpointError, DataError, InputError, file_errors
+from stages.errors import CheckpointError, DataError, InputError, file_errors, regular
 from stages.importing.speech import open_tokenizer
 from stages.model.architecture import VOCABULARY
 from stages.model.randomness import Purpose, uniforms
@@ -178,7 +178,7 @@ class TextTokenizer:
         """Raises DataError for a file that is not a tokenizer, InputError without the package."""
         try:
             with file_errors(DataError, f"cannot read {path}"):
-                if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                if regular(path).stat().st_size > MAX_TOKENIZER_BYTES:
                     raise DataError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MB: it is not a tokenizer.json")
                 made = cls(path.read_text(encoding="utf-8"))
             if not made.vocabulary:

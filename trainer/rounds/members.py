@@ -4,8 +4,9 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
+from stages.errors import ResumeError
 from stages.wire.status import aborted, already_exists, exhausted, not_found
-from trainer.rounds.store import Record, Store
+from trainer.rounds.store import DATABASE, RESTORE, Record, Store
 from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
@@ -79,16 +80,18 @@ class Members:
     """
 
     def __init__(self, store: Store, parts: int, replicas: int, lease_s: float, now_s: float) -> None:
-        """:param store: holds the places, before and after."""
+        """:param store: holds the places, before and after. Raises ResumeError if they are damaged."""
         self.store, self.parts, self.replicas, self.lease_s = store, parts, replicas, lease_s
         self.is_closed: Callable[[Place], bool] = lambda place: False  # True if no worker may take the place
         self._members: dict[Place, Member] = {}
-        for record in store.members():
-            place = Place(record["part"], record["replica"])
+        try:
+            records = [(Place(r["part"], r["replica"]), {n: r[n] for n in SAVED_FIELDS}) for r in store.members()]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResumeError(f"{DATABASE} has a place that makes no sense ({error!r}); {RESTORE}") from None
+        for place, saved in records:
             # if a worker held it, its lease starts over
-            last_call_s = now_s if record["lease"] else float("-inf")
+            last_call_s = now_s if saved["lease"] else float("-inf")
             if place.part < parts and place.replica < replicas:
-                saved = {name: record[name] for name in SAVED_FIELDS}
                 self._members[place] = Member(place=place, last_call_s=last_call_s, **saved)
 
     def __iter__(self) -> Iterator[Member]:
@@ -123,6 +126,8 @@ class Members:
         member = Member(worker, place, secrets.token_hex(16), now_s, device, key)
         if before is not None:
             member.finished = before.finished
+            if before.worker == worker:
+                member.accepted, member.refused = before.accepted, before.refused
         self._members[place] = member
         return member
 

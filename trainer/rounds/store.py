@@ -219,9 +219,9 @@ class Store:
 def open_store(directory: Path) -> Iterator[Store]:
     """The store in `directory`, created if it is not there, locked for this process.
 
-    Raises ResumeError while another process has it or if it is damaged; InputError or CheckpointError without access.
+    Raises ResumeError while another process has it or if it is damaged; InputError without access.
     """
-    with file_errors(CheckpointError, f"cannot store rounds in {directory}"):
+    with file_errors(InputError, f"cannot store rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         sync(directory.parent)
     with exclusive(directory / LOCK, ResumeError(f"another process is using the rounds in {directory}: stop it first")):

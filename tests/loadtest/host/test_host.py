@@ -66,16 +66,3 @@ def test_rows_are_medians_and_the_overhead_is_one_sweep_s_share() -> None:
 def test_a_row_says_whether_its_aim_is_met(value: float, met: str) -> None:
     assert Row("a byte", value, "ms", 2.5).cells == ("a byte", f"{value:.3g}", "ms", "2.5", met)
     assert Row("a byte", 1234.5, "ms").cells == ("a byte", "1,234", "ms", "", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--batch", "65"], "--batch must be from 1 to 64, not 65"),
-        (["--max-tokens", "500"], "--max-tokens must be 1 to 469 to fit the context, not 500"),
-        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
-    ],
-)
-def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    assert main(["bench", "host", *arguments]) == 2
-    assert sentence in capsys.readouterr().err

@@ -112,10 +112,23 @@ TYPING = [
     ("generate x --max-bytes -5", 2, "max_bytes must be a whole number from 1"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "cannot be used together"),
+    ("deploy", 2, "give either a checkpoint directory, to deploy it, or --rollback"),
+    ("deploy weights --rollback", 2, "give either a checkpoint directory, to deploy it, or --rollback"),
+    ("deploy --rollback --without a", 2, "--without is for a deployment"),
+    ("deploy --rollback --timeout-s 0", 2, "--timeout-s must be above 0"),
     ("up --port 99999", 2, "--port must be at most 65535, not 99999"),
 ]
+BENCHES = [
+    ("bench host --batch 65", 2, "--batch must be from 1 to 64, not 65"),
+    ("bench host --max-tokens 500", 2, "--max-tokens must be 1 to 469 to fit the context, not 500"),
+    ("bench host --json /no/such.json", 2, "cannot write /no/such.json: No such file or directory"),
+    ("bench chaos --checkpoint /nowhere", 2, "/nowhere"),
+    ("bench chaos --simulate --minutes 3", 2, "--simulate accepts only --seed and --schedules"),
+    ("bench chaos --schedules 3", 2, "--schedules needs --simulate"),
+    ("bench chaos --profile moon", 2, "no profile 'moon'; available: loopback, "),
+    ("bench chaos --profile loopback --json /nowhere/x.json", 2, "cannot write /nowhere/x.json"),
+]
 FILES = [
-    ("inspect /nowhere", 2, "no checkpoint in /nowhere"),
     ("up --checkpoint /nowhere", 2, "no checkpoint in /nowhere"),
     ("up --checkpoint {damaged} --port {port}", 1, "in use"),
     ("up --checkpoint {weights} --hosts 9", 2, "9 hosts cannot share 3 blocks: choose 1 to 3 hosts"),
@@ -131,7 +144,6 @@ FILES = [
     ("doctor --topology http://127.0.0.1:1/x", 2, "must be a file, or etcd://HOST:PORT"),
     ("host host-1 --topology {tmp}/taken.toml --checkpoint {weights}", 1, "the port is in use"),
     ("host host-1 --topology {tmp}/free.toml --checkpoint {damaged}", 1, "damaged"),
-    ("deploy {damaged} --router {ring}", 2, "is damaged (its SHA-256 is not the manifest's): fetch it again"),
     ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf does not exist: give a Hugging Face folder or a .gguf"),
     ("inspect {tmp}/text.txt", 2, "text.txt is a file: `onesweep import {tmp}/text.txt --out DIR` reads models"),
     ("inspect {weights}/ar/manifest.json", 2, "manifest.json is a file: give its directory, {weights}/ar"),
@@ -170,7 +182,9 @@ SERVERS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "says"), TYPING + FILES + SERVERS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("line", "code", "says"), TYPING + BENCHES + FILES + SERVERS, ids=lambda value: str(value)[:40]
+)
 def test_a_mistake_ends_in_a_sentence(
     words: dict[str, Any],
     line: str,
@@ -195,7 +209,7 @@ def test_a_router_that_was_started_in_place_of_a_dead_one_is_asked(
     dead = Mock(**{"ended.return_value": {"router": "killed"}, "topology.client_tls": None})
     monkeypatch.setattr("serving.cli.deployment.deployment_here", lambda router: dead)
     assert main(["generate", "x", "--max-bytes", "2", "--router", words["ring"]]) == 0
-    for command in (["generate", "x"], ["status"]):
+    for command in (["generate", "x"], ["status"], ["deploy", "--rollback"]):
         assert main([*command, "--router", words["nobody"]]) == 1
         assert "exited: killed; `onesweep down`" in capsys.readouterr().err
 
@@ -218,14 +232,16 @@ def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch
     assert stopped.called
 
 
-def test_memory_that_there_is_not_ends_in_a_sentence(
+def test_memory_or_a_package_that_there_is_not_ends_in_a_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu, cuda = "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory. Tried to allocate 2.00 GiB"
-    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda)):
+    package = ModuleNotFoundError(name="cryptography")
+    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda), package):
         monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))
-        assert main(["up"]) == 1
-        assert capsys.readouterr().err.startswith("onesweep: not enough memory: ask for less at once")
+        assert main(["up"]) == (2 if error is package else 1)
+        says = "this command needs cryptography" if error is package else "not enough memory: ask for less at once"
+        assert capsys.readouterr().err.startswith(f"onesweep: {says}")
 
 
 def test_options_and_texts_stand_in_any_order() -> None:

@@ -167,11 +167,12 @@ def test_a_signal_while_servers_stop_kills_those_that_are_left(
     assert killed == ["router", "router"]
 
 
-def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, onesweep: Run) -> None:
+def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, state: Path, onesweep: Run) -> None:
     path = tmp_path / "t.toml"
     path.write_text('[[hosts]]\naddress = "10.0.0.1:7701"\nblocks = [0, 1, 2]\n')
     code, _, err = onesweep("up", "--topology", path, "--checkpoint", bundles / "own")
     assert (code, "host-1 listens on 10.0.0.1:7701, which is not loopback" in err) == (1, True), err
+    assert not [*state.iterdir()]
 
 
 # Whose directory, whose processes

@@ -44,7 +44,7 @@ async def test_a_caller_waits_for_one_job_of_another_and_not_for_all() -> None:
     assert len(order) == 10
 
 
-async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back() -> None:
+async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back(caplog: pytest.LogCaptureFixture) -> None:
     pool, begun, gate = FairPool(1, "test"), threading.Event(), threading.Event()
 
     def job() -> None:
@@ -62,6 +62,8 @@ async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back() -> None:
     with pytest.raises(ValueError, match="no"):
         await pool.run("a", job)
     assert await pool.run("b", lambda: 1) == 1
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -23,8 +23,8 @@ def release(name: str) -> stage_pb2.Release:
 
 def link_to(name: str, *held: str) -> HostLink:
     """A host without a problem that holds these releases."""
-    dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0, min_rtt_ms=1.0)  # noqa: E731
-    link = HostLink(HostEntry(name, name, (0,), name), 1.0, dial=dial)
+    with patch("serving.router.host_link.Relay", lambda *_: SimpleNamespace(rtt_ms=1.0, min_rtt_ms=1.0)):
+        link = HostLink(HostEntry(name, name, (0,), name), 1.0)
     link.update(stage_pb2.DescribeResponse(releases=map(release, held)))
     link.problem = ""
     return link

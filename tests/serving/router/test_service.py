@@ -22,6 +22,7 @@ from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.backends import runner_checks
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from stages.errors import InputError
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.conftest import Run
@@ -100,6 +101,16 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
     assert status.context_tokens == 512
     assert all(host.rtt_ms > 0 for host in status.hosts)
     assert len(status.chain_digest) == len(status.ar_digest) == 64
+
+
+def test_the_topology_must_fit_the_release_that_is_served(bundles: Path, tmp_path: Path, servers: Any) -> None:
+    store = ReleaseStore(tmp_path)
+    put_release(store, bundles / "other")
+    store.use([read_release_manifest(bundles / "other").name])
+    store.close()
+    router = servers.router(local_topology(2, 2, bundles / "own", free_port_block(3) + 1), None, releases=tmp_path)
+    with pytest.raises(InputError, match="the block count is 2 in the topology, but 3 in the checkpoint"):
+        router.ended.result(PATIENCE_S)
 
 
 def test_the_demo_shows_every_mode(

@@ -13,7 +13,7 @@ from stages.checkpoint.release_store import (
     ReleaseStore,
     read_release_manifest,
 )
-from stages.errors import CheckpointError, ServiceError
+from stages.errors import CheckpointError, InputError, ServiceError
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: Rele
 def test_a_store_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
-    with pytest.raises(ServiceError, match="must belong to you, and nobody else may write to it: chmod 700"):
+    with pytest.raises(InputError, match="must belong to you, and nobody else may write to it: chmod 700"):
         ReleaseStore(tmp_path / "open")
 
 
@@ -155,5 +155,5 @@ def test_a_store_is_one_process_s(store: ReleaseStore, tmp_path: Path) -> None:
     store.close()
     ReleaseStore(store.directory).close()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ServiceError, match="cannot use --releases"):
+    with pytest.raises(InputError, match="cannot use --releases"):
         ReleaseStore(tmp_path / "file")

@@ -73,18 +73,13 @@ def test_normals_are_standard_normal() -> None:
 
 
 # Sampling
-def test_temperature_zero_is_the_argmax() -> None:
-    logits = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
-    expected = bytes(logits.argmax(dim=1).tolist())
-    assert {sample_tokens(logits, 0.0, seed, 0) for seed in range(5)} == {expected}
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-6])
-def test_a_tiny_temperature_is_the_argmax_too(temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300, 1e-6])
+def test_a_temperature_of_zero_or_nearly_is_the_argmax(temperature: float) -> None:
     logits = 10 * torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sample_tokens(logits, temperature, 1, 0) == sample_tokens(logits, 0.0, 1, 0)
+        drawn = {sample_tokens(logits, temperature, seed, 0) for seed in range(5)}
+    assert drawn == {bytes(logits.argmax(dim=1).tolist())}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

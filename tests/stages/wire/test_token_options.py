@@ -1,11 +1,14 @@
 """Which token a command shows, and to whom."""
 
 import argparse
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from stages.wire.secret_files import TOKEN_VARIABLE, add_token_options
+from stages.errors import InputError
+from stages.wire.secret_files import TOKEN_VARIABLE, add_token_options, write_file
 from stages.wire.tls import Tls
 from stages.wire.tokens import token_of
 
@@ -20,3 +23,10 @@ def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch:
     assert token_of(options, HERE, None) == "secret"
     assert token_of(options, AWAY, Tls(Path("ca.pem"))) == "secret"
     assert token_of(options, AWAY, None) == ""
+
+
+def test_a_secret_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(InputError, match=r"cannot write .*: No space left") as caught:
+        write_file(tmp_path / "token", b"secret")
+    assert (caught.value.exit_code, [*tmp_path.iterdir()]) == (1, [])

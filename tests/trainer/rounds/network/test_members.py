@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.errors import ServiceError
+from stages.errors import ResumeError, ServiceError
 from stages.wire.status import StatusError
 from stages.wire.tls import LOOPBACK_ONLY, Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
@@ -49,10 +49,10 @@ def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
 
 def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None:
     first = members.join("a", None, 0.0)
-    old = first.lease
+    old, first.accepted = first.lease, 2
     members.join("b", None, 0.0)
     again = members.join("a", None, 1.0)
-    assert again.place == first.place
+    assert (again.place, again.accepted) == (first.place, 2)
     assert refusal(members.called, "a", old, 1.0).code is grpc.StatusCode.ALREADY_EXISTS
     assert members.called("a", again.lease, 1.0) is again
     assert refusal(members.join, "a", None, 10.9, "", "", True).message.startswith("another process already works as a")
@@ -107,6 +107,13 @@ def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(memb
     members.store.save_members(members.records())
     again = Members(members.store, 2, 2, 10.0, 0.0)
     assert sorted(member.finished for member in again) == [-1, 3]
+
+
+@pytest.mark.parametrize("record", ["{}", "[]", "{"])
+def test_a_damaged_place_is_told(members: Members, record: str) -> None:
+    members.store.database.execute("INSERT INTO members VALUES (0, 0, ?)", (record,))
+    with pytest.raises(ResumeError, match=r"has a place that makes no sense .*; restore a copy"):
+        Members(members.store, 2, 2, 10.0, 0.0)
 
 
 def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: Members) -> None:
