@@ -277,9 +277,9 @@ def _closed_handshake_reason(security: Security) -> str:
     """The likely reason why a peer silently closed the connection after our part of the handshake."""
     tls = security.tls
     if tls is None:
-        return "closed the connection: if it speaks TLS, give --tls-ca"
+        return "closed the connection: if it still runs, it speaks TLS: give --tls-ca"
     if tls.certificate is None:
-        return "closed the connection in the handshake: it needs a certificate, as hosts do; give the router's address"
+        return "closed the connection: if it still runs, it needs a certificate, as hosts do: give the router's address"
     try:
         tls.read()
     except InputError as error:

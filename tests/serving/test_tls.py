@@ -180,7 +180,7 @@ def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
         caught.value
     )
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-    with Client(served.address) as client, pytest.raises(RouterError, match="if it speaks TLS, give --tls-ca"):
+    with Client(served.address) as client, pytest.raises(RouterError, match="it speaks TLS: give --tls-ca"):
         ask(client)
     with served.client(tls=served.pki.issue(CLIENT, "alice")) as client:
         assert ask(client) == 4, "a client may have a certificate, and needs none"

@@ -48,14 +48,14 @@ def ca(pki: Any, leaf: Tls | None = None) -> Tls:
     [
         (
             lambda a, _: (paris(a), Tls(a.authority.directory / "ca.pem")),
-            "in the handshake: it needs a certificate, as hosts do",
+            "if it still runs, it needs a certificate, as hosts do",
         ),
         (lambda a, b: (paris(b), tokyo(a)), "from another authority than --tls-ca: give both sides the same"),
         (lambda a, _: (a.expire(paris(a)), tokyo(a)), "presented a certificate that has expired: renew it there"),
         (lambda a, _: (paris(a, "10.8.0.1"), tokyo(a)), "for another address: make it again with --address"),
         (lambda a, _: (a.issue(CLIENT, "paris"), tokyo(a)), "presented a certificate not meant for servers"),
         (lambda a, _: (None, tokyo(a)), "does not speak TLS"),
-        (lambda a, _: (paris(a), None), "closed the connection: if it speaks TLS, give --tls-ca"),
+        (lambda a, _: (paris(a), None), "if it still runs, it speaks TLS: give --tls-ca"),
     ],
     ids=["no certificate", "other authority", "expired", "other address", "client serves", "plain there", "plain here"],
 )
