@@ -115,12 +115,14 @@ def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiE
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
-            words = "there is no such path: GET /openapi.json lists the paths"
+            words = "there is no such path: those of OpenAI's API begin with /v1; GET /openapi.json lists all"
         # paths with GET also answer HEAD, which the routes do not list
         headers = {name: "GET, HEAD" if value == "GET" else value for name, value in (error.headers or {}).items()}
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
+        if status == 400 and re.search(r"\bcontext (is|of) \d", str(error)):
+            code = "context_length_exceeded"  # OpenAI's, at which clients shorten the conversation
         headers = named([error.request] if error.request else [])
         if isinstance(error, RouterError) and error.retry_after_ms is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))

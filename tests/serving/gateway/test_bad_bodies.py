@@ -182,7 +182,7 @@ def test_a_head_has_a_bound_and_says_where_the_body_ends(http: httpx.Client) -> 
 
 
 def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
-    check_refusal(http.get("/v1/embeddings"), 404)
+    assert "begin with /v1" in check_refusal(http.post("/chat/completions", json={}), 404)["message"]
     check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
     check_refusal(http.get("/static/nothing.js"), 404)
     check_refusal(http.get("/v1/completions"), 405)
