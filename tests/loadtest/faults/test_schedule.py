@@ -34,8 +34,8 @@ def test_one_fault_a_turn_of_every_kind() -> None:
     ("arguments", "words"),
     [
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
-        ("bench chaos --simulate --minutes 3", "--simulate accepts only --seed and --schedules"),
-        ("bench chaos --schedules 3", "--schedules needs --simulate"),
+        ("bench chaos --simulate --minutes 10", "--simulate accepts only --seed and --schedules"),
+        ("bench chaos --schedules 1000", "--schedules needs --simulate"),
         ("bench chaos --profile moon", "no profile 'moon'; available: loopback, "),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
     ],

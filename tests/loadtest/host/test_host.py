@@ -72,6 +72,7 @@ def test_a_row_says_whether_its_aim_is_met(value: float, met: str) -> None:
     ("arguments", "sentence"),
     [
         (["--batch", "65"], "--batch must be from 1 to 64, not 65"),
+        (["--levels", "12"], "--levels has no effect on"),
         (["--max-tokens", "500"], "--max-tokens must be 1 to 469 to fit the context, not 500"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
     ],
