@@ -121,7 +121,7 @@ def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiE
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
-        if status == 400 and re.search(r"\bcontext (is|of) \d", str(error)):
+        if status == 400 and re.search(r"\bcontext (length is|of) \d", str(error)):
             code = "context_length_exceeded"  # OpenAI's, at which clients shorten the conversation
         headers = named([error.request] if error.request else [])
         if isinstance(error, RouterError) and error.retry_after_ms is not None:

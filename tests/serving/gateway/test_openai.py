@@ -118,7 +118,7 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
     assert openai.responses.create(input="x", text=form, max_output_tokens=64, **asked).output_text == '{"a": 1}'
     for refused, words in (
         ({"store": True}, "store must be false, not true: nothing is stored"),
-        ({"max_output_tokens": 600}, "context is 512"),
+        ({"max_output_tokens": 600}, "context length is 512"),
         ({"input": [{"role": "user", "content": "x"}] * 1024}, "at most 1023"),
     ):
         for streamed in (False, True):
