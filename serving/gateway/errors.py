@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
 import grpc
@@ -113,11 +112,11 @@ def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiE
     if isinstance(error, RequestValidationError):
         return field_error(error.errors(), error.body, model)
     if isinstance(error, FrameworkError):  # no such path, no such method
-        words = error.detail or HTTPStatus(error.status_code).phrase
-        if error.status_code == 404:
-            words = "there is no such path: those of OpenAI's API begin with /v1; GET /openapi.json lists all"
         # paths with GET also answer HEAD, which the routes do not list
         headers = {name: "GET, HEAD" if value == "GET" else value for name, value in (error.headers or {}).items()}
+        nowhere = "there is no such path: those of OpenAI's API begin with /v1; GET /openapi.json lists all"
+        otherwise = f"this path takes {' or '.join(headers.values())}"
+        words = {404: nowhere, 405: otherwise}.get(error.status_code, error.detail)
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()

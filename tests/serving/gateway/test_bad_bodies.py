@@ -185,7 +185,7 @@ def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
     assert "begin with /v1" in check_refusal(http.post("/chat/completions", json={}), 404)["message"]
     check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
     check_refusal(http.get("/static/nothing.js"), 404)
-    check_refusal(http.get("/v1/completions"), 405)
+    assert check_refusal(http.get("/v1/completions"), 405)["message"] == "this path takes POST"
     for path, allowed in (("/v1/models", "GET, HEAD"), ("/v1/completions", "POST")):
         assert http.put(path, json={}).headers["allow"] == allowed
     assert http.head("/v1/completions").status_code == 405
