@@ -160,7 +160,7 @@ def _path(error: Mapping[str, Any], body: object) -> list[str]:
     for place, part in enumerate(error["loc"], 1):
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             body = body[part]
-        elif error["type"] != "missing" or place < len(error["loc"]):
+        elif body is None or error["type"] != "missing" or place < len(error["loc"]):
             continue
         path.append(str(part))
     return path

@@ -45,7 +45,7 @@ def check_refusal(answer: httpx.Response, status: int) -> dict[str, Any]:
 )
 def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     error = check_refusal(http.post(path, content=body, headers=JSON), 400)
-    assert error["type"] == "invalid_request_error"
+    assert (error["type"], error["param"]) == ("invalid_request_error", None)
     assert ("nested too deep: at most 200" in error["message"]) == (len(body) > 20_000)
     assert ("half of a surrogate pair at line 1" in error["message"]) == (b"ud800" in body)
 
