@@ -3,8 +3,8 @@ define their flags. `--help` loads this file, so it imports nothing heavy."""
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -13,19 +13,27 @@ from typing import Any
 
 from loadtest.commands import MAX_SEED, BenchReport, check_names, echo, origin, settings_record
 from loadtest.load.plan import LoadSettings
-from loadtest.workload.caller import Access, RouterState, add_access_options
+from loadtest.workload.caller import Access, RouterState
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
 from loadtest.workload.testbed import default_hosts
 from serving.client.variants import ModeVariant, parse_variants
 from serving.router.topology import SHIPPED
 from stages.errors import InputError
 from stages.settings import add_flags, check, check_destination, flag, from_flags, setting, write_destination
+from stages.wire.secret_files import add_client_options
 
 
 def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> None:
     """Add the options of a command whose settings define its flags, and which writes a record with `--json`."""
     add_flags(command, settings)
     command.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+
+
+def check_needs(options: argparse.Namespace, needs: Mapping[str, str]) -> None:
+    """Raise InputError for a flag that would have no effect. needs: a sentence about each, by the setting's name."""
+    for name, sentence in needs.items():
+        if getattr(options, name) is not None:
+            raise InputError(sentence)
 
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
@@ -80,6 +88,10 @@ add_peers = partial(add_measurement, settings=PeerSettings)
 
 def run_host(options: argparse.Namespace) -> int:
     settings = from_flags(HostBenchSettings, options)
+    from stages.checkpoint.bundle import bundle_draws
+
+    unused = "max_tokens" if bundle_draws(settings.checkpoint) else "levels"
+    check_needs(options, {unused: f"--{unused.replace('_', '-')} has no effect on {settings.checkpoint}: omit it"})
     from loadtest.host.ring import measure_ring  # imports torch, which takes a second: only when it runs
 
     return run_bench(options, lambda: BenchReport.of_rows("host", settings, measure_ring(settings)))
@@ -168,16 +180,11 @@ def run_wan(options: argparse.Namespace) -> int:
 
 def add_loadtest(loadtest: argparse.ArgumentParser) -> None:
     add_measurement(loadtest, LoadSettings)
-    add_access_options(loadtest)
+    loadtest.add_argument("--router", metavar="HOST:PORT", help="use a running deployment instead of starting one")
+    add_client_options(loadtest)
 
 
 def run_loadtest(options: argparse.Namespace) -> int:
-    settings = _load_settings(options)
-    return run_bench(options, lambda: _measure_load(settings))
-
-
-def _load_settings(options: argparse.Namespace) -> LoadSettings:
-    """Settings from options. Raises OnesweepError for mistakes that show before anything starts."""
     from loadtest.workload.testbed import TestbedSettings, check_testbed
     from serving.modes import MODES
 
@@ -185,11 +192,12 @@ def _load_settings(options: argparse.Namespace) -> LoadSettings:
     settings = from_flags(LoadSettings, options, target=target)
     check(settings, InputError, "--")
     check_names("--mode", settings.modes, MODES)
+    check_names("--users", [*map(str, settings.users)])
     for module in ("locust", "gevent"):
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
     check_testbed(settings.target)
-    return settings
+    return run_bench(options, lambda: _measure_load(settings))
 
 
 def _measure_load(settings: LoadSettings) -> BenchReport:
@@ -208,7 +216,7 @@ def _measure_load(settings: LoadSettings) -> BenchReport:
         echo(f"{target.access.router} accepts {facts.request_limit} requests at once ...")
         cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
         texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
-        for mode, users in product(modes, sorted({*s.users})):
+        for mode, users in product(modes, sorted(s.users)):
             echo(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
             results.append(run_load(s, texts, mode, users))
             echo(run_line(results[-1]))
@@ -265,14 +273,13 @@ add_chaos = partial(add_measurement, settings=ChaosSettings)
 
 def run_chaos(options: argparse.Namespace) -> int:
     settings = from_flags(ChaosSettings, options)
-    if settings.schedules != ChaosSettings.schedules and not settings.simulate:
-        raise InputError("--schedules needs --simulate")
     if settings.simulate:
-        if replace(settings, seed=0, schedules=ChaosSettings.schedules) != ChaosSettings(simulate=True):
-            raise InputError("--simulate accepts only --seed and --schedules: omit the other options")
+        only = "--simulate accepts only --seed and --schedules: omit the other options"
+        check_needs(options, dict.fromkeys(("minutes", "profile", "checkpoint"), only))
         from loadtest.simulation.search import search
 
         return run_bench(options, lambda: search(settings.schedules, settings.seed, echo))
+    check_needs(options, {"schedules": "--schedules needs --simulate"})
     from loadtest.faults.serving_run import chaos, serving_report
 
     return run_bench(options, lambda: serving_report(chaos(settings, echo)))
@@ -317,11 +324,11 @@ def run_quality(options: argparse.Namespace) -> int:
     if (settings.prompts is None) == (settings.pictures is None):
         raise InputError("give either --prompts with held-out text, or --pictures")
     if settings.write is not None:
-        if settings.pictures is not None:
-            raise InputError("--write needs --prompts: mode auto chooses among text modes")
         check_destination(settings.write, "--write")
     if settings.pictures is not None:
+        check_needs(options, {"write": "--write needs --prompts", "max_bytes": "--bytes needs --prompts"})
         from loadtest.quality.pictures import measure_pictures as measure
     else:
+        check_needs(options, {"levels": "--levels needs --pictures", "judge": "--judge needs --pictures"})
         from loadtest.quality.text import measure_text as measure
     return run_bench(options, lambda: measure(settings))

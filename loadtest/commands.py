@@ -26,14 +26,14 @@ class Row:
     name: str
     value: float
     unit: str
-    at_most: float | None = None  # None without a target
+    at_most: float | None = None  # None without a target; a difference of times may exceed it by its last digit
 
     @property
     def cells(self) -> tuple[str, ...]:
         value = f"{self.value:,.0f}" if abs(self.value) >= 1000 else f"{self.value:.3g}"
-        if self.at_most is None:
+        if (most := self.at_most) is None:
             return self.name, value, self.unit, "", ""
-        return self.name, value, self.unit, f"{self.at_most:g}", "yes" if self.value <= self.at_most else "no"
+        return self.name, value, self.unit, f"{most:g}", "yes" if self.value - most < 1e-9 else "no"
 
 
 @dataclass(frozen=True)
@@ -93,21 +93,14 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit of the running code, with `+changes` if files differ from it; `unknown` outside a checkout."""
-    head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
-    if head is None:
+    words = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]  # without names of tags
+    command = ["git", "-C", str(Path(__file__).parents[1]), "--git-dir=.git", *words]  # not of a folder above
+    try:
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=GIT_S).strip()
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return head + ("+changes" if changes else "")
 
 
 def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
     """JSON values of every setting; `changes` override values that differ from those given, or add further names."""
     return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()} | changes
-
-
-def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[2]
-    try:
-        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=GIT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -74,7 +74,7 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
         raise InputError(f"{settings.source} does not exist")
     positions = read_manifest(directory).text_architecture.positions
     if positions <= LONG:
-        raise InputError(f"{directory} reads {positions} tokens, but this bench needs prompts of {LONG}")
+        raise InputError(f"{directory} reads {positions} tokens, but this bench needs more than {LONG}")
     if settings.rpc is not None:
         if missing := [name for name in (SERVER, CLIENT) if not (settings.rpc / name).is_file()]:
             raise InputError(

@@ -77,12 +77,12 @@ def recorded(target: Testbed, plan: LoadPlan) -> Recording:
 
 RUNS: tuple[Column[dict[str, Any]], ...] = (
     *map(text_column, ("mode", "users", "requests", "right", "refused", "failed", "lost", "wrong")),
-    number_column("rps", "throughput_rps", 2),
+    number_column("right/s", "throughput_rps", 2),
     number_column("p50 ms", "p50_ms"),
     number_column("p95 ms", "p95_ms"),
     number_column("p99 ms", "p99_ms"),
     number_column("refused p95 ms", "refusal_p95_ms"),
-    number_column("generator", "generator_cores", 2),  # its share of one core
+    number_column("generator cores", "generator_cores", 2),
 )
 
 

@@ -25,6 +25,7 @@ from serving.client.variants import ModeVariant, parse_variants
 from serving.modes import DRAWING_MODES
 from serving.router.topology import SHIPPED
 from stages.errors import InputError, ResumeError
+from stages.settings import check_destination
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.pictures.data import PictureSet, load_pictures
 
@@ -74,6 +75,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     target = TestbedSettings(checkpoint=s.checkpoint or SHIPPED / "pictures")
     check_testbed(target)
     if not s.judge.exists():  # a missing judge is trained on the training pictures and stored
+        check_destination(s.judge, "--judge")
         save_judge(train_judge(pictures, EPOCHS), s.judge, pictures)
     judge, name = load_judge(s.judge)
     real, _ = judge.classify(pictures.test.pixels)

@@ -25,7 +25,6 @@ from loadtest.lab.lab import Child
 from serving.client.client import Client, DrawnPictures, RequestRefused, Result, RouterError
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target
-from stages.wire.secret_files import add_client_options
 from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 
 # -P: import nothing from the working directory
@@ -38,12 +37,6 @@ TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, ma
 Answer = dict[str, Any]
 
 
-def add_access_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--router`, `--tls-ca` and `--insecure`."""
-    parser.add_argument("--router", metavar="HOST:PORT", help="use a running deployment instead of starting one")
-    add_client_options(parser)
-
-
 @dataclass(frozen=True)
 class Access:
     """A router's address and how to connect to it, as JSON values for other processes."""
@@ -54,7 +47,7 @@ class Access:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self | None:
-        """Read the options of `add_access_options`; None if they name no router. Raises InputError."""
+        """Read `--router`, `--tls-ca` and `--insecure`; None without a router. Raises InputError."""
         security = security_of(options)
         if options.router is None:
             if security != LOOPBACK_ONLY:

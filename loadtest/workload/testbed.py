@@ -259,8 +259,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
         with contextlib.closing(Caller(network.command(ROUTER, COMMAND), settings.access)) as caller:
             yield Testbed(settings.access, network, caller)
         return
-    s = settings
-    with open_network(s.profile, s.host_count) as network, deployed(network, s.bundle) as testbed:
+    with open_network(settings.profile, settings.host_count) as network, deployed(network, settings.bundle) as testbed:
         yield testbed
 
 

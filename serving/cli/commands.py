@@ -134,7 +134,7 @@ _WAN = _family(
     "emulate hosts that are far apart, on this machine (Linux, root)",
     "loadtest.lab.commands:wan_",
     ("up", "make the network; it lasts until Ctrl-C", "--profile links-60"),
-    ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
+    ("exec", "run a program inside a node", "router -- ping -c 3 10.77.0.2"),
 )
 
 ROOT = Family(

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, get_args
 
 import grpc
@@ -113,14 +112,16 @@ def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiE
     if isinstance(error, RequestValidationError):
         return field_error(error.errors(), error.body, model)
     if isinstance(error, FrameworkError):  # no such path, no such method
-        words = error.detail or HTTPStatus(error.status_code).phrase
-        if error.status_code == 404:
-            words = "there is no such path: GET /openapi.json lists the paths"
         # paths with GET also answer HEAD, which the routes do not list
         headers = {name: "GET, HEAD" if value == "GET" else value for name, value in (error.headers or {}).items()}
+        nowhere = "there is no such path: those of OpenAI's API begin with /v1; GET /openapi.json lists all"
+        otherwise = f"this path takes {' or '.join(headers.values())}"
+        words = {404: nowhere, 405: otherwise}.get(error.status_code, error.detail)
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
+        if status == 400 and re.search(r"\bcontext (length is|of) \d", str(error)):
+            code = "context_length_exceeded"  # OpenAI's, at which clients shorten the conversation
         headers = named([error.request] if error.request else [])
         if isinstance(error, RouterError) and error.retry_after_ms is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
@@ -159,7 +160,7 @@ def _path(error: Mapping[str, Any], body: object) -> list[str]:
     for place, part in enumerate(error["loc"], 1):
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             body = body[part]
-        elif error["type"] != "missing" or place < len(error["loc"]):
+        elif body is None or error["type"] != "missing" or place < len(error["loc"]):
             continue
         path.append(str(part))
     return path

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model, model_validator
 
 from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, Fields, without_effect
 from serving.gateway.messages import ChatMessage
@@ -230,6 +230,9 @@ class JsonSchemaFormat(Fields):
 
 class PlainFormat(Fields):
     type: Literal["text", "json_object"]
+    schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = Field(
+        None, alias="schema", validation_alias=AliasChoices("schema", "value"), description="as llama.cpp and TGI do"
+    )
 
 
 class ChatRequest(TextRequest):

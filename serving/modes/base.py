@@ -72,15 +72,15 @@ class Generation(Request):
         """The sampling settings in readable form."""
         return words_of({"temperature": self.temperature, **self.shapes})
 
-    def check_fit(self, tokenizer: Tokenizer, positions: int, limit: str = "but the model's context is") -> None:
+    def check_fit(self, tokenizer: Tokenizer, positions: int, owner: str = "this model's") -> None:
         """Raise StatusError if a context lacks room. A limit in bytes counts as that many tokens: a byte may be one."""
         counts_bytes = tokenizer is not BYTE_TOKENIZER and self.max_tokens == self.max_bytes
         prompt, unit = tokenizer.vocabulary.count(self.prompt), " bytes, each counted as a token" * counts_bytes
         if (total := prompt + self.max_tokens) > positions:
             parts = [f"prompt ({prompt} {tokenizer.noun})", f"output ({self.max_tokens}{unit})"]
             # an output too long for any prompt is the mistake to name first
-            sizes = " and ".join(parts if self.max_tokens < positions else reversed(parts))
-            raise invalid(f"{sizes} together take {total}, {limit} {positions}: shorten one of them")
+            taken = " and ".join(parts if self.max_tokens < positions else reversed(parts)) + f" together take {total}"
+            raise invalid(f"{taken}, but {owner} maximum context length is {positions}: shorten one of them")
 
     @property
     def shaping(self) -> Shaping:

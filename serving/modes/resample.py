@@ -104,7 +104,7 @@ class ResampleMode(Mode):
                 f"choose from {', '.join(self.served)}"
             )
         for owner, context in ((f"scorer {name!r}", model.positions), ("the drafter", self._drafter.positions)):
-            request.check_fit(self.tokenizer, context, f"but in mode {self.name} {owner} has a context of")
+            request.check_fit(self.tokenizer, context, f"in mode {self.name} {owner}'s")
         if request.temperature == 0:
             raise invalid(ONE_TEXT)
         if request.max_distance is not None and (problem := self.exact.problem):

@@ -34,7 +34,7 @@ def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest
     source.touch()
     write_model(tmp_path / "short")
     assert main(["bench", "peers", "--checkpoint", str(tmp_path / "short"), "--source", str(source)]) == 2
-    assert "reads 512 tokens, but this bench needs prompts of 512" in capsys.readouterr().err
+    assert "reads 512 tokens, but this bench needs more than 512" in capsys.readouterr().err
 
 
 @pytest.mark.slow

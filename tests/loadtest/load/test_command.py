@@ -29,6 +29,8 @@ def test_a_whole_run(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "figures.json"
     assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, "--json", str(path)]) == 0
     whole, out = json.loads(path.read_text()), capsys.readouterr().out
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert whole["commit"].removesuffix("+changes") == (head.stdout.strip() or "unknown")
     (record,) = whole["rows"]
     assert (record["mode"], record["users"], whole["settings"]["target"]) == ("sweep", 2, "as found")
     assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
@@ -70,9 +72,11 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
     [
         (["--mode", "swap"], "--mode: unknown value 'swap' (did you mean sweep?); choose from sweep, chunked, "),
         (["--profile", "moon"], "no profile 'moon'; available: "),
+        (["--users", "2,2"], "--users lists '2' twice"),
         (["--users", "0"], "--users must each be a whole number from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
+        (["--router", "10.8.0.9:7700"], "is on another machine and traffic would not be encrypted"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
         (["--router", "127.0.0.1:1"], "--router names a running deployment: omit --hosts, --checkpoint"),
     ],

@@ -81,6 +81,8 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--modes", "chian"], "unknown mode 'chian' in --modes (did you mean chain?)"),
         (["--write", "frontier.json"], "--write needs --prompts"),
+        (["--bytes", "256"], "--bytes needs --prompts"),
+        (["--judge", "/no/such/judge"], "cannot write /no/such/judge"),
         (["--judge", __file__], "cannot read"),
     ],
 )

@@ -120,11 +120,12 @@ TYPING = [
 ]
 BENCHES = [
     ("bench host --batch 65", 2, "--batch must be from 1 to 64, not 65"),
+    ("bench host --levels 12", 2, "--levels has no effect on"),
     ("bench host --max-tokens 500", 2, "--max-tokens must be 1 to 469 to fit the context, not 500"),
     ("bench host --json /no/such.json", 2, "cannot write /no/such.json: No such file or directory"),
     ("bench chaos --checkpoint /nowhere", 2, "/nowhere"),
-    ("bench chaos --simulate --minutes 3", 2, "--simulate accepts only --seed and --schedules"),
-    ("bench chaos --schedules 3", 2, "--schedules needs --simulate"),
+    ("bench chaos --simulate --minutes 10", 2, "--simulate accepts only --seed and --schedules"),
+    ("bench chaos --schedules 1000", 2, "--schedules needs --simulate"),
     ("bench chaos --profile moon", 2, "no profile 'moon'; available: loopback, "),
     ("bench chaos --profile loopback --json /nowhere/x.json", 2, "cannot write /nowhere/x.json"),
 ]

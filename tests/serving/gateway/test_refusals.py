@@ -132,7 +132,7 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
     ("changes", "error", "code", "words"),
     [
         ({"model": "onesweep-gpt"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
-        ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
+        ({"max_tokens": 600}, api.BadRequestError, "context_length_exceeded", "context length is 512"),
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty\n"),
         ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),

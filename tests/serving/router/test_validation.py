@@ -38,7 +38,7 @@ def sentence(err: str) -> str:
     [
         ([os.fsdecode(b"caf\xe9")], "the prompt is not UTF-8"),
         ([""], "prompt is empty: give at least one byte"),
-        (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
+        (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context length is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
         (["x", "--set", "chunk=8"], r"mode auto chooses chunk itself: leave it out, or name a mode \(chunked"),
         (["x", "--set", "top_p=0"], "top_p must be above 0, not 0"),
