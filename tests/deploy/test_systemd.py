@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.wire.channel import DRAIN_S
+
 MAX_EXPOSURE = 2.0
 """On systemd's scale from 0 to 10; 1.4 with systemd 252."""
 SECRETS = ("certs/", "tokens")
@@ -62,7 +64,7 @@ def test_the_example_topology_names_the_example_host(deploy: Path) -> None:
     assert 'Environment="ONESWEEP_TOPOLOGY=/etc/onesweep/topology.toml"' in unit
 
 
-def test_they_are_given_the_time_that_running_requests_take(deploy: Path, drain_s: float) -> None:
+def test_they_are_given_the_time_that_running_requests_take(deploy: Path) -> None:
     for path in (deploy / "systemd").glob("*.service"):
         (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", path.read_text(), re.MULTILINE)
-        assert int(seconds) > drain_s, path.name
+        assert int(seconds) > DRAIN_S, path.name
