@@ -2,7 +2,7 @@
 
 from onesweep import Client
 
-with Client("localhost:7100") as client:
+with Client("localhost:7700") as client:
     print(client.generate("Once upon a time", mode="resample").text)
 """
 

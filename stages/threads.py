@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections import Counter, deque
@@ -9,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+from stages.errors import OnesweepError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,10 +29,13 @@ async def run_to_completion(work: Awaitable[T]) -> T:
     """Await `work` shielded from cancellation; CancelledError is raised once `work` is done."""
     task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([asyncio.gather(task, return_exceptions=True)])  # its error is seen, and so not logged
+        await asyncio.wait([task])
+    except asyncio.CancelledError:  # errors in words are for a caller, who has left
+        await asyncio.wait([task])
+        if not task.cancelled() and not isinstance(error := task.exception(), OnesweepError | None):
+            logging.getLogger(__name__).error("work failed after its caller had left", exc_info=error)
         raise
+    return task.result()
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:

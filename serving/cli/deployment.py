@@ -167,9 +167,10 @@ class Deployment:
         with on_signal(lambda number: [*map(self.kill, self.processes)]):
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
-        for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
-            own_token_path(address).unlink(missing_ok=True)
-        (self.directory / RECORD).unlink(missing_ok=True)
+        addresses = (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen)))
+        with contextlib.suppress(OSError):  # on a read-only disk they stay, and say nothing without the processes
+            for path in (*map(own_token_path, addresses), self.directory / RECORD):
+                path.unlink(missing_ok=True)
 
     def stop_visibly(self) -> None:
         """`stop` one process after the other for a person who waits: a second signal would kill them all at once."""

@@ -54,12 +54,6 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def record_step(router: str, doing: str) -> None:
-    """Record for `serving_here` what this process is doing."""
-    record = {"router": router, "doing": doing, "process": os.getpid(), "began": start_ticks(os.getpid())}
-    (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
-
-
 def serving_here() -> dict[str, str]:
     """The current step of this machine's `onesweep serve`, and its router's address; empty if none runs."""
     with contextlib.suppress(OSError, ValueError, LookupError):

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.deployment import Deployment, new_directory, present
-from serving.cli.machines import ADDRESSES_NAME, locked, record_step, run_directory, serving_here
+from serving.cli.machines import ADDRESSES_NAME, DOING_NAME, locked, run_directory, serving_here
 from serving.cli.models import add_import_options, check_model, find_checkpoint
 from serving.cli.parser import check_positive
 from serving.cli.ports import check_free
@@ -25,7 +25,7 @@ from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
 from stages.errors import InputError, one_of
 from stages.progress import ProgressLine, aligned, counted
-from stages.signals import ends_cleanly, run_interruptible
+from stages.signals import ends_cleanly, run_interruptible, start_ticks
 from stages.wire.channel import LINKS_VARIABLE, parse_address
 from stages.wire.links import LinkProxy, check_machine
 from stages.wire.tokens import read_tokens
@@ -68,7 +68,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 class _RecordedProgress(ProgressLine):
-    """Progress that other commands on this machine can also show while no router answers them."""
+    """Progress that other commands on this machine can also show while no router answers them: `serving_here`."""
 
     def __init__(self, router: str) -> None:
         super().__init__()
@@ -85,7 +85,9 @@ class _RecordedProgress(ProgressLine):
     def _tell(self, what: str) -> None:
         if what != self._doing:
             self._doing = what
-            record_step(self._router, what)
+            record = {"router": self._router, "doing": what, "process": os.getpid(), "began": start_ticks(os.getpid())}
+            with suppress(OSError):  # a disk that is full or read-only does not end what is served
+                (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:

@@ -272,12 +272,10 @@ class PackedBlock(BlockRunner):
         self.head, self.bias = block.noisy_head.weight.detach().t(), block.noisy_head.bias.detach()
         self.modulations = lru_cache(NOISE_LEVELS)(partial(_modulations, block, self.layers))
 
-    @torch.inference_mode()
     @on_own_threads
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return self.reader.read(pieces)
 
-    @torch.inference_mode()
     @on_own_threads
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
         counts = [piece.z.shape[0] for piece in pieces]
@@ -344,12 +342,10 @@ class PipelineRunner(StageRunner):
     def __init__(self, reader: PackedReader, head: Callable[[Tensor], Tensor] | None, threads: int = 1) -> None:
         self.reader, self.head, self.threads = reader, head, threads
 
-    @torch.inference_mode()
     @on_own_threads
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return self.reader.read(pieces)
 
-    @torch.inference_mode()
     @on_own_threads
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         return self.reader.branch(pieces)
@@ -359,7 +355,6 @@ class PipelineRunner(StageRunner):
         """Append a position to each continuation; returns each piece's hidden states (continuations, width)."""
         return self.reader.grow(pieces)
 
-    @torch.inference_mode()
     @on_own_threads
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         assert self.head is not None, "only the last stage has a head"

@@ -84,7 +84,6 @@ class PackedPictures(PictureRunner):
         numbers = (6 * len(self.layers) + 2) * part.architecture.features
         self.modulations = lru_cache(max(KEPT_NUMBERS // numbers, 1))(self._modulations)
 
-    @torch.inference_mode()
     @on_own_threads
     def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
         x = torch.cat([piece.x for piece in pieces])

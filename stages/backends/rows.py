@@ -55,7 +55,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def on_own_threads(compute: Callable[[Any, R], Any]) -> Callable[[Any, R], Any]:
-    """Wrap a runner's method so that torch uses the runner's `threads`.
+    """Wrap a runner's method so that torch uses the runner's `threads`, and keeps nothing for gradients.
 
     After each operation torch's threads spin for milliseconds. If torch computes only the operations between products
     of onnxruntime, which has its own threads, it gets one: else they would take the cores from each other.
@@ -63,7 +63,7 @@ def on_own_threads(compute: Callable[[Any, R], Any]) -> Callable[[Any, R], Any]:
 
     @wraps(compute)
     def computed(runner: Any, pieces: R) -> Any:  # noqa: ANN401 - any kind of runner, and its results
-        with torch_threads(runner.threads):
+        with torch.inference_mode(), torch_threads(runner.threads):
             return compute(runner, pieces)
 
     return computed

@@ -2,15 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from stages.wire.channel import DRAIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -73,16 +71,5 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.fixture(scope="session")
-def drain_s() -> float:
-    """The time that running requests are given unless told otherwise."""
-    return DRAIN_S
-
-
-@pytest.fixture(scope="session")
 def deploy() -> Path:
     return DEPLOY
-
-
-@pytest.fixture(scope="session")
-def documents_of() -> Callable[[Path], list[dict[str, Any]]]:
-    return documents

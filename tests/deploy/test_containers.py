@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from packaging.requirements import Requirement
 
 from serving.router.topology import read_topology
 from tests.conftest import until
+from tests.deploy.conftest import documents
 
 
 @pytest.fixture
-def compose(deploy: Path, documents_of: Callable[[Path], list[dict[str, Any]]]) -> dict[str, Any]:
-    return documents_of(deploy / "compose.yml")[0]
+def compose(deploy: Path) -> dict[str, Any]:
+    return documents(deploy / "compose.yml")[0]
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """The manifests are valid, and agree with each other."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.router.topology import read_topology
+from stages.wire.channel import DRAIN_S
+from tests.deploy.conftest import documents
 
 VERSION = "1.31"
 """The oldest that is tried."""
@@ -18,9 +19,9 @@ Manifest = dict[str, Any]
 
 
 @pytest.fixture
-def manifests(deploy: Path, documents_of: Callable[[Path], list[Manifest]]) -> list[Manifest]:
+def manifests(deploy: Path) -> list[Manifest]:
     paths = sorted((deploy / "kubernetes").glob("*.yaml"))
-    return [document for path in paths if path.name != KUSTOMIZATION for document in documents_of(path)]
+    return [document for path in paths if path.name != KUSTOMIZATION for document in documents(path)]
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def test_they_are_valid(manifests: list[Manifest]) -> None:
         validator.validate(manifest, VERSION, strict=True)
 
 
-def test_all_are_applied(deploy: Path, documents_of: Callable[[Path], list[Manifest]]) -> None:
+def test_all_are_applied(deploy: Path) -> None:
     folder = deploy / "kubernetes"
-    (kustomization,) = documents_of(folder / KUSTOMIZATION)
+    (kustomization,) = documents(folder / KUSTOMIZATION)
     assert {*kustomization["resources"], KUSTOMIZATION} == {path.name for path in folder.glob("*.yaml")}
     (topology,) = kustomization["configMapGenerator"]
     assert all((folder / name).exists() for name in topology["files"])
@@ -105,6 +106,8 @@ def test_what_is_deployed_outlives_a_pod(workloads: list[Manifest]) -> None:
         claims |= {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
         mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in claims]
         assert [str(Path(store).parent) for store in stores] == mounts
+        # a store refuses a directory that its group may write to, as a kubelet makes of each one at every start
+        assert not stores or pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> None:
@@ -121,5 +124,5 @@ def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> Non
     assert [name for name in CREATED - {"topology"} if name not in page] == []
 
 
-def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest], drain_s: float) -> None:
-    assert all(each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s for each in workloads)
+def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest]) -> None:
+    assert all(each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > DRAIN_S for each in workloads)

@@ -153,7 +153,7 @@ def test_another_user_of_this_machine_is_refused(bundles: Path, state: Path, one
         ran = subprocess.run(
             [sys.executable, "-c", AS_NOBODY, router, host], capture_output=True, text=True, check=False
         )
-        found, exit_codes, uid = json.loads(ran.stdout)
+        found, exit_codes, uid = json.loads(ran.stdout.splitlines()[-1])
         assert (uid, exit_codes) == (NOBODY, [2, 2, 2])
         assert ran.stderr.count("a token is required") == 3
         assert found == dict.fromkeys([*ROUTER_CALLS, *HOST_CALLS], "UNAUTHENTICATED")

@@ -237,6 +237,9 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
         assert router_here(None) == ("127.0.0.1:7722", None)
     (machines.run_directory() / machines.DOING_NAME).write_text('{"process": 1, "began": 0}')
     assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"
+    (machines.run_directory() / machines.DOING_NAME).unlink()
+    (machines.run_directory() / machines.DOING_NAME).mkdir()
+    remote._RecordedProgress(router).at(waits)  # it serves on where nothing can be recorded
 
 
 def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:

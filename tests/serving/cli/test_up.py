@@ -163,6 +163,7 @@ def test_a_signal_while_servers_stop_kills_those_that_are_left(
     killed = list[str]()
     monkeypatch.setattr("serving.cli.deployment._end", lambda processes: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(Deployment, "kill", lambda self, name: killed.append(name))
+    (state / "deployment.json").mkdir(parents=True)  # cannot be removed, as on a read-only disk
     Deployment(local_topology(1, 3, bundles / "own"), state, {"router": 1 << 30}).stop()
     assert killed == ["router", "router"]
 

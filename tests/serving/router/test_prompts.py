@@ -19,8 +19,9 @@ from serving.modes.base import Generation
 from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt
 from serving.router.accounting import Account
 from serving.router.validation import PromptPools, check_fit, tokenized
+from stages.errors import InputError
 from stages.host import schema_check
-from stages.threads import FairPool
+from stages.threads import FairPool, run_to_completion
 from stages.wire.status import StatusError
 from tests.conftest import until
 
@@ -64,6 +65,25 @@ async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back(caplog: py
     assert await pool.run("b", lambda: 1) == 1
     gc.collect()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("error", "said"), [(InputError, []), (ValueError, ["work failed after its caller had left"])])
+async def test_words_for_a_caller_that_has_left_are_dropped(error: type[Exception], said: list[str], caplog) -> None:
+    async def work() -> None:
+        begun.set()
+        await gate.wait()
+        raise error("no")
+
+    begun, gate = asyncio.Event(), asyncio.Event()
+    caller = asyncio.create_task(run_to_completion(work()))
+    await begun.wait()
+    caller.cancel()
+    await asyncio.sleep(0)  # the caller learns it before its work fails
+    gate.set()
+    await asyncio.wait([caller])
+    del caller
+    gc.collect()
+    assert caplog.messages == said
 
 
 async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:
