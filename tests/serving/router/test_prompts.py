@@ -51,7 +51,7 @@ async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back(caplog: py
     def job() -> None:
         begun.set()
         gate.wait()
-        raise ValueError("no")
+        raise InputError("no")
 
     running = asyncio.create_task(pool.run("a", job))
     await asyncio.to_thread(begun.wait)
@@ -60,7 +60,7 @@ async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back(caplog: py
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await running
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(InputError, match="no"):
         await pool.run("a", job)
     assert await pool.run("b", lambda: 1) == 1
     gc.collect()
