@@ -58,13 +58,20 @@ def answers(url: str) -> bool:
         return False
 
 
+def unfold(page: Page, is_open: bool) -> None:
+    """Open or close the page's folds, which hide settings and further modes."""
+    page.evaluate("(open) => document.querySelectorAll('details').forEach((fold) => fold.open = open)", is_open)
+
+
 def race(page: Page) -> None:
     """One race, from the form to the last text."""
     page.wait_for_selector(".chip")
+    unfold(page, True)
     for box in page.locator("[name=entrant]").all():
         box.set_checked(box.get_attribute("value") in ENTRANTS)
     page.get_by_label("Bytes").fill(str(BYTES))
     page.get_by_label("One after another").check()
+    unfold(page, False)
     page.get_by_role("button", name="Race").click()
     page.locator("#note").wait_for(timeout=RACE_TIMEOUT_MS)
 

@@ -38,6 +38,8 @@ def test_a_race_shows_text_and_costs(page: Page, client: Client) -> None:
     for mode, result in own.items():
         assert lane(page, mode).locator(".fresh").text_content() == result.text
         assert lane(page, mode).locator("dd").first.text_content() == str(result.sweeps)
+        swatch = page.locator(".chip").filter(has=page.locator(f"[value={mode}]")).locator(".swatch")
+        assert swatch.get_attribute("class").split()[-1] in lane(page, mode).get_attribute("class").split()
     assert {page.locator(".state").nth(i).text_content() for i in (0, 1)} == {"1st", "2nd"}
     expect(page.get_by_role("status")).to_contain_text("is done")
 
