@@ -78,6 +78,10 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
         pass
     with place(ticket(rendezvous), "paris") as again:
         assert again.secret != first.secret, "who was let go comes back with a new ticket"
+    (again.directory / "lock").unlink()
+    (again.directory / "lock").mkdir()
+    with pytest.raises(OnesweepError, match=r"cannot write .*lock: Is a directory"), place(None):
+        pass
 
 
 def test_machines_of_one_computer_have_names_of_their_own(
