@@ -222,7 +222,7 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
 
 
 def check_end(certificate: Path, server: ssl.SSLContext) -> None:
-    """Raise InputError if a server's certificate has expired, whichever authority issued it."""
+    """Raise InputError if a server's certificate has expired, whichever authority issued it; OSError if unreadable."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
