@@ -139,7 +139,7 @@ FILES = [
     ("doctor --topology {tmp}/gap.toml", 2, "consecutive blocks, in order"),
     ("router", 2, "--topology is missing"),
     ("up --checkpoint=", 2, "--checkpoint: the name of a file or directory is empty"),
-    ("router --topology {tmp}/few.toml --checkpoint {weights}", 2, "is 2 in the topology, but 3 in the checkpoint:"),
+    ("router --topology {tmp}/few.toml --checkpoint {weights}", 2, "is 2 in the topology, but 3 in {weights}: make"),
     ("up --topology etcd://127.0.0.1:1/x", 2, "this command takes a topology from a file only"),
     ("doctor --topology http://127.0.0.1:1/x", 2, "must be a file, or etcd://HOST:PORT"),
     ("host host-1 --topology {tmp}/taken.toml --checkpoint {weights}", 1, "the port is in use"),
