@@ -166,7 +166,6 @@ SERVERS = [
     ("compare {empty} --router {nobody}", 2, "the prompt is empty: give at least one byte of text"),
     ("compare x --router {lonely} --modes local", 2, "the router has no local model"),
     ("chat x --router {lonely} --mode local", 2, "the router serves no mode that can answer"),
-    ("generate x --router {nobody} --mode swep", 2, "unknown mode 'swep' (did you mean sweep?); choose from sweep, "),
     ("chat x --router {nobody} --temperature -1", 2, "temperature must be from 0 to"),
     ("chat {empty} --router {nobody}", 2, "the prompt is empty: give some text"),
     ("chat x --router {nobody} --mode are", 2, "unknown mode 'are' (did you mean ar"),
