@@ -25,7 +25,10 @@ PASSING_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENF
 SIMILARITY_CUTOFF = 0.65  # from 0 to 1: below this, a guess at a word is more often wrong than right
 
 
-class OnesweepError(Exception):
+class WordedError(Exception): ...  # its message is for people
+
+
+class OnesweepError(WordedError):
     exit_code = 1
 
 

@@ -107,13 +107,10 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         return await work
 
-    with on_signal(interrupt):
-        try:
-            result = asyncio.run(run())
-            if not interrupted:  # else the signal came after the work's end, but before the loop's
-                return result
-        except asyncio.CancelledError:
-            pass
+    with on_signal(interrupt), contextlib.suppress(asyncio.CancelledError):
+        result = asyncio.run(run())
+        if not interrupted:  # else the signal came after the work's end, but before the loop's
+            return result
     _interrupt(interrupted or signal.SIGINT)
 
 

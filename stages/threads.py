@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from stages.errors import OnesweepError
+from stages.errors import WordedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,9 +30,9 @@ async def run_to_completion(work: Awaitable[T]) -> T:
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task])
-    except asyncio.CancelledError:  # errors in words are for a caller, who has left
+    except asyncio.CancelledError:  # a worded error is for the caller, who has left
         await asyncio.wait([task])
-        if not task.cancelled() and not isinstance(error := task.exception(), OnesweepError | None):
+        if not task.cancelled() and not isinstance(error := task.exception(), WordedError | None):
             logging.getLogger(__name__).error("work failed after its caller had left", exc_info=error)
         raise
     return task.result()

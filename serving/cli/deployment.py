@@ -168,8 +168,8 @@ class Deployment:
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
         addresses = (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen)))
-        with contextlib.suppress(OSError):  # on a read-only disk they stay, and say nothing without the processes
-            for path in (*map(own_token_path, addresses), self.directory / RECORD):
+        for path in (*map(own_token_path, addresses), self.directory / RECORD):
+            with contextlib.suppress(OSError):  # on a read-only disk they stay, and say nothing without the processes
                 path.unlink(missing_ok=True)
 
     def stop_visibly(self) -> None:

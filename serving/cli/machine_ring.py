@@ -295,8 +295,7 @@ async def _links(hosts: Iterable[HostEntry], security: Security) -> AsyncIterato
     """Open a link to each host. Raises InputError if one may not be dialled."""
     links: list[HostLink] = []
     try:
-        for host in hosts:
-            links.append(HostLink(host, ANSWER_S, security))
+        links.extend(HostLink(host, ANSWER_S, security) for host in hosts)
         yield links
     finally:
         await asyncio.gather(*(link.relay.close(0) for link in links))

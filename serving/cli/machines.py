@@ -198,9 +198,8 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
             proxy.close()
             await links.close()
         try:
-            await attending
-        except asyncio.CancelledError:
-            pass
+            with contextlib.suppress(asyncio.CancelledError):
+                await attending
         except StatusError as refusal:
             raise ServiceError(f"the router no longer admits this machine: {refusal.message}") from None
 

@@ -16,6 +16,7 @@ from stages.settings import Bounds, SetAction
 
 WIDTH = 100
 CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # in a source tree; a wheel has none
+TEXT = "\0"  # marks a word after --, which argparse would lose or read as an option; no word of a shell has it
 MAXIMA = {"threads": MAX_THREADS, "port": 65535}
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
@@ -40,15 +41,16 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options of a command line. Raises UsageError."""
         self._words = words
-        # The words of a program to run, and those after --, come last and are no options; elsewhere options and texts
-        # stand in any order, which argparse allows only without --.
-        ends_in_words = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        parse = self.parse_known_args if ends_in_words or "--" in words else self.parse_known_intermixed_args
-        if not ends_in_words and any(word[:2] == "-h" != word for word in takewhile("--".__ne__, words)):
-            self.error("")  # newer Pythons read -hello as -h and something else
-        options, extra = parse(list(words))
+        before = [*takewhile("--".__ne__, words)]
+        # The words of a program to run come last and hold no options; elsewhere options and texts stand in any order.
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            options, extra = self.parse_known_args(list(words))
+        elif any(word[:2] == "-h" != word for word in before):
+            self.error("-h takes no value")  # newer Pythons read -hello as -h and something else
+        else:
+            options, extra = self.parse_known_intermixed_args([*before, *(TEXT + w for w in words[len(before) + 1 :])])
         if extra:
-            self.error(f"unexpected {quoted(extra[0])}: put text with spaces in quotes")
+            self.error(f"unexpected {quoted(extra[0].lstrip(TEXT))}: put text with spaces in quotes")
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -69,6 +71,7 @@ class CommandParser(argparse.ArgumentParser):
         return ""
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 - of any type
+        arg_string = arg_string.lstrip(TEXT)
         if action.type is Path and not arg_string:  # an unset shell variable, which Path would read as "."
             raise argparse.ArgumentError(action, "the name of a file or directory is empty")
         return super()._get_value(action, arg_string)

@@ -84,10 +84,10 @@ class _RecordedProgress(ProgressLine):
 
     def _tell(self, what: str) -> None:
         if what != self._doing:
-            self._doing = what
             record = {"router": self._router, "doing": what, "process": os.getpid(), "began": start_ticks(os.getpid())}
             with suppress(OSError):  # a disk that is full or read-only does not end what is served
                 (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
+                self._doing = what
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:

@@ -251,5 +251,5 @@ def _read(certificate: Path, key: Path) -> ssl.SSLContext:
         # without a passphrase callback, a locked key would prompt on the terminal
         context.load_cert_chain(certificate, key, password=lambda: "")
         check_secret(key)
-    check_end(certificate, context)
+        check_end(certificate, context)
     return context

@@ -131,9 +131,11 @@ def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
             schema, unenforced = held_part(named.schema_)
             text = json.dumps(schema)
             _check_held(unenforced, named.strict, format_field)
-        case PlainFormat(type=kind, schema_=given) if given is not None or kind == "json_object":
+        case PlainFormat(type="json_object", schema_=given):
             schema, unenforced = held_part({"type": "object"} if given is None else given)
             text = json.dumps(schema)
+        case PlainFormat(schema_=dict()):
+            raise ApiError(400, f"{format_field}: type text takes no schema: give type json_object", param=format_field)
     for tool in chat.offered:
         if tool.strict or tool.name in chat.must_call:
             _check_held(tool.unenforced, tool.strict, "tools")

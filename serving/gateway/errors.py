@@ -173,10 +173,10 @@ def _specificity(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[
 
 
 def _fields_at(kind: object, path: Sequence[str]) -> set[str]:
-    """The fields that the object which holds the field at `path` may have. kind: the whole value's type."""
+    """The fields that the object at `path` may have. kind: the whole value's type."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):  # a list, or several types
         return {name for inner in get_args(kind) for name in _fields_at(inner, path)}
-    if len(path) == 1:
+    if not path:
         return {*kind.model_fields}
     field = kind.model_fields.get(path[0])
     return _fields_at(field.annotation, path[1:]) if field else set()
@@ -194,7 +194,7 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object, model: object
     if first["type"] == "extra_forbidden":
         is_own = param in _OWN_FIELDS
         instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "")
-        guess = "" if instead else close_to(path[-1], _fields_at(model, [each for each in path if not each.isdigit()]))
+        guess = "" if instead else close_to(path[-1], _fields_at(model, [p for p in path[:-1] if not p.isdigit()]))
         words = f"unknown or unsupported field {param!r}{guess}: {instead or 'leave it out'}"
         return ApiError(400, words, param=param, code="unknown_field")
     if (expected := _EXPECTED.get(first["type"])) is None:  # a sentence of ours

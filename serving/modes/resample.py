@@ -103,7 +103,7 @@ class ResampleMode(Mode):
                 f"scorer {name!r} cannot be served: the hosts have no {SCORERS[name]}/ in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        for owner, context in ((f"scorer {name!r}", model.positions), ("the drafter", self._drafter.positions)):
+        for owner, context in ((f"scorer {name}", model.positions), ("the drafter", self._drafter.positions)):
             request.check_fit(self.tokenizer, context, f"in mode {self.name} {owner}'s")
         if request.temperature == 0:
             raise invalid(ONE_TEXT)

@@ -70,7 +70,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
     first = first_release(ring, store, settings.checkpoint, read)
     if first.directory and find_bundle(first.directory).for_hosts:
-        check_blocks(settings.topology.blocks, plan_host(first.directory, (0,)).parts)
+        check_blocks(settings.topology.blocks, plan_host(first.directory, (0,)).parts, first.directory)
     rollout = Rollout(ring, first, store, settings.checkpoint)
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)

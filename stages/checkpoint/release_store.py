@@ -170,7 +170,7 @@ class ReleaseStore:
     """The releases of one process on disk. Its methods block."""
 
     def __init__(self, directory: Path, signers: Path | None = None) -> None:
-        """Raises InputError if the directory cannot be used or is writable by others, ServiceError while it is in use.
+        """Raises InputError if the directory is unusable or writable by others, OnesweepError if it cannot be locked.
 
         :param signers: public keys, one of which must have signed a release. Raises InputError: `_signature_check`."""
         self.directory, self._check_signature = directory, _signature_check(signers)

@@ -139,10 +139,10 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     return plan
 
 
-def check_blocks(blocks: int, parts: int) -> None:
-    """Raise InputError unless a topology has as many blocks as a checkpoint has parts."""
+def check_blocks(blocks: int, parts: int, where: object = "the checkpoint") -> None:
+    """Raise InputError unless a topology has as many blocks as the checkpoint `where` has parts."""
     if blocks != parts:
-        raise InputError(f"the block count is {blocks} in the topology, but {parts} in the checkpoint: make them agree")
+        raise InputError(f"the block count is {blocks} in the topology, but {parts} in {where}: make them agree")
 
 
 def check_cut(parts: int, shared: int) -> None:

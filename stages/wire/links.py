@@ -102,10 +102,8 @@ class LinkProxy:
             if not local.is_answered:
                 is_gone = refusal.code is grpc.StatusCode.NOT_FOUND
                 writer.write(b"HTTP/1.1 410 Gone\r\n\r\n" if is_gone else b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
-            pass
-        except asyncio.CancelledError:  # when this process ends: asyncio would log it as an error
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError, asyncio.CancelledError):
+            pass  # cancelled when this process ends: asyncio would log it as an error
         finally:
             writer.close()
 
@@ -321,14 +319,13 @@ class MachineLinks:
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
         probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_ANNOUNCED]]
-        try:
-            for probe in asyncio.as_completed(probes, timeout=PROBE_S):
-                with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
-                    return await probe
-        except TimeoutError:
-            pass
-        finally:
-            await cancelled(probes)
+        with contextlib.suppress(TimeoutError):
+            try:
+                for probe in asyncio.as_completed(probes, timeout=PROBE_S):
+                    with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
+                        return await probe
+            finally:
+                await cancelled(probes)
         return None
 
     async def _shows(self, address: str, name: str) -> str:

@@ -109,8 +109,8 @@ def file_lock(path: Path) -> Iterator[None]:
 @contextmanager
 def exclusive(path: Path, refusal: OnesweepError) -> Iterator[None]:
     """Hold the lock file `path`; the kernel releases it when its holder dies. Raises `refusal` if another process holds
-    it, another error of its kind if the file cannot be made: a service tries again until the disk is mended."""
-    with file_errors(type(refusal), f"cannot write {path}"):
+    it, OnesweepError if the file cannot be made: exit code 1, as a service tries again until the disk is mended."""
+    with file_errors(OnesweepError, f"cannot write {path}"):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, SECRET)
     with open(handle, "a"):
         try:

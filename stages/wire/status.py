@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from stages.errors import printable
+from stages.errors import WordedError, printable
 
 RETRY_AFTER = "retry-after-ms"
 # Trailing metadata of every StatusError: tells ours from the statuses that gRPC makes up when a peer is gone.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 
-class StatusError(Exception):
+class StatusError(WordedError):
     """A status code, a sentence for people, and for RESOURCE_EXHAUSTED the time to wait before a retry."""
 
     def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:

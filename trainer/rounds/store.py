@@ -219,7 +219,7 @@ class Store:
 def open_store(directory: Path) -> Iterator[Store]:
     """The store in `directory`, created if it is not there, locked for this process.
 
-    Raises ResumeError while another process has it or if it is damaged; InputError without access.
+    Raises ResumeError while another process has it or if it is damaged; OnesweepError without access.
     """
     with file_errors(InputError, f"cannot store rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)

@@ -68,12 +68,10 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--modes", "swep"], "unknown mode 'swep'"),
         (["--modes", "chain"], "unknown mode 'chain'"),
         (["--levels", "12"], "--levels needs --pictures"),
         (["--count", "1000000"], "the text has room for"),
         (["--pictures", "x.npz"], "give either --prompts with held-out text, or --pictures"),
-        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json"),
         (["--write", "/no/such/folder.json"], "choose another --write FILE"),
     ],
 )

@@ -78,6 +78,10 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
         pass
     with place(ticket(rendezvous), "paris") as again:
         assert again.secret != first.secret, "who was let go comes back with a new ticket"
+    (again.directory / "lock").unlink()
+    (again.directory / "lock").mkdir()
+    with pytest.raises(OnesweepError, match=r"cannot write .*lock: Is a directory"), place(None):
+        pass
 
 
 def test_machines_of_one_computer_have_names_of_their_own(
@@ -239,7 +243,11 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
     assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"
     (machines.run_directory() / machines.DOING_NAME).unlink()
     (machines.run_directory() / machines.DOING_NAME).mkdir()
-    remote._RecordedProgress(router).at(waits)  # it serves on where nothing can be recorded
+    serving = remote._RecordedProgress(router)
+    serving.at(waits)  # it serves on where nothing can be recorded
+    (machines.run_directory() / machines.DOING_NAME).rmdir()
+    serving.at(waits)
+    assert machines.served_here(router), "it is recorded as soon as it can be"
 
 
 def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:

@@ -17,10 +17,11 @@ import pytest
 
 from serving.cli.deployment import Deployment, find_deployment, running_deployments
 from serving.cli.ports import free_port_block
-from serving.cli.servers import MODULE
+from serving.cli.servers import MODULE, RECORD
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
+from stages.wire.tokens import own_token_path
 from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import Run
 
@@ -163,9 +164,11 @@ def test_a_signal_while_servers_stop_kills_those_that_are_left(
     killed = list[str]()
     monkeypatch.setattr("serving.cli.deployment._end", lambda processes: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(Deployment, "kill", lambda self, name: killed.append(name))
-    (state / "deployment.json").mkdir(parents=True)  # cannot be removed, as on a read-only disk
-    Deployment(local_topology(1, 3, bundles / "own"), state, {"router": 1 << 30}).stop()
-    assert killed == ["router", "router"]
+    topology, record = local_topology(1, 3, bundles / "own"), state / RECORD
+    own_token_path(topology.router).mkdir(parents=True)  # cannot be removed, as on a read-only disk
+    record.touch()
+    Deployment(topology, state, {"router": 1 << 30}).stop()
+    assert (killed, record.exists()) == (["router", "router"], False)
 
 
 def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, state: Path, onesweep: Run) -> None:

@@ -68,6 +68,7 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
         ("logit_bias", {str(token): 1 for token in range(301)}, "logit_bias"),
         ("onesweep", {"repetition_penalty": 0}, "onesweep.repetition_penalty"),
         ("onesweep", {"speed": 3}, "onesweep.speed"),
+        ("7", 3, "7"),
         ("stream_options", {"include_usage": True}, "stream_options"),
         ("temperature", -1, "temperature"),  # the router's word
         ("prompt", "x" * 600, "prompt"),

@@ -167,6 +167,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
     ({"tools": [tool(strict=True, parameters={"type": "object", "not": {}})]}, "tools: not in a schema cannot be"),
     ({"tools": [tool(paramters={})]}, "'tools.0.function.paramters' (did you mean parameters?)"),
+    ({"tool_choice": "auto", "response_format": {"type": "text", "schema": {}}}, "type text takes no schema"),
     ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
     ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
     ({"model": "onesweep-local"}, "mode local does not take must_call"),

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint.manifest import read_manifest
-from stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
+from stages.errors import CheckpointError, ConfigError, Interrupted, OnesweepError, ResumeError
 from stages.wire.secret_files import exclusive
 from tests.conftest import until
 from tests.trainer.blocks.test_train import digests
@@ -121,7 +121,7 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> 
     with exclusive(tmp_path / "line.lock", ResumeError()), pytest.raises(ResumeError, match=said):
         Run(Line(), tiny, tmp_path, "run").train()
     (tmp_path / "no" / "line.lock").mkdir(parents=True)
-    with pytest.raises(ResumeError, match=r"cannot write .*line.lock: Is a directory"):
+    with pytest.raises(OnesweepError, match=r"cannot write .*line.lock: Is a directory"):
         Run(Line(), tiny, tmp_path / "no", "run").train()
 
 
