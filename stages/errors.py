@@ -1,18 +1,19 @@
 """Errors for people: the message says what was wrong and what to do, without a traceback.
 
-OnesweepError           exit 1
-+- InputError           exit 2: a value that a user gave
-|  +- ShapeError        an architecture
-|  +- CodecError        a codec's name or payload
-|  +- RequestError      a field of a request or message
-|  +- DataError         training text
-|  +- ConfigError       a file of settings, and the values in it
-+- CheckpointError      files that cannot be loaded or saved
-|  +- MissingCheckpoint a missing checkpoint; exit 2, as a restarted service would not find it either
-|  +- StalePart         a file whose beginning belonged to another; it was removed
-+- ResumeError          a training state that cannot be resumed
-+- Interrupted          asked to stop, state saved; exit 130
-+- ServiceError         a server answered with an error, or not at all
+WordedError                its message is for people; also StatusError of stages/wire/status.py
++- OnesweepError           exit 1
+   +- InputError           exit 2: a value that a user gave
+   |  +- ShapeError        an architecture
+   |  +- CodecError        a codec's name or payload
+   |  +- RequestError      a field of a request or message
+   |  +- DataError         training text
+   |  +- ConfigError       a file of settings, and the values in it
+   +- CheckpointError      files that cannot be loaded or saved
+   |  +- MissingCheckpoint a missing checkpoint; exit 2, as a restarted service would not find it either
+   |  +- StalePart         a file whose beginning belonged to another; it was removed
+   +- ResumeError          a training state that cannot be resumed
+   +- Interrupted          asked to stop, state saved; exit 130
+   +- ServiceError         a server answered with an error, or not at all
 """
 
 import errno
@@ -25,7 +26,7 @@ PASSING_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENF
 SIMILARITY_CUTOFF = 0.65  # from 0 to 1: below this, a guess at a word is more often wrong than right
 
 
-class WordedError(Exception): ...  # its message is for people
+class WordedError(Exception): ...
 
 
 class OnesweepError(WordedError):
