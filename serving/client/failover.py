@@ -140,8 +140,8 @@ class RouterConnection(ABC):
             if problem := handshake_problem(details, self.security):
                 return HandshakeError(f"the router at {address} {problem}", code, reached=False)
             taken = "SETTINGS frame" in details or "HTTP/2" in details
-            start = "start one there (`onesweep up` starts one here), or correct the address"
-            remedy = "another program uses that port, or it hangs" if taken else start
+            start = "with `onesweep up`" if address == DEFAULT_ROUTER else "there, or correct the address"
+            remedy = "another program uses that port, or it hangs" if taken else f"start one {start}"
             missing = f"no router answers at {address}; {remedy} ({details})"
             if "resolving" in details:  # gRPC's own sentence has three kinds of brackets
                 missing = f"the name in {address} does not resolve: check its spelling"
