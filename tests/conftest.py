@@ -21,6 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import settings
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
 from torch import nn
 
 from serving.cli.ports import free_port_block
@@ -60,6 +62,14 @@ KEEP_WARM_S = 0.5
 # for what it changed; fuzzing (.ci/fuzz) draws others.
 settings.register_profile("onesweep", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("onesweep")
+# It would draw constants of our modules, too: of those that the tests before have imported.
+HypothesisProvider._local_constants = Constants()
+
+# The user's settings, servers and web proxy must not reach a test.
+for name in [name for name in os.environ if name.startswith("ONESWEEP_")]:
+    del os.environ[name]
+os.environ["XDG_STATE_HOME"] = "/nonexistent"
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
 # Lacks that a test may be skipped for with CI set: programs, rights and devices of the machine, and what a test says of
 # a case of its own. Python packages are not among them, for `make test` installs them.
