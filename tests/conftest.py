@@ -65,12 +65,6 @@ settings.load_profile("onesweep")
 # It would draw constants of our modules, too: of those that the tests before have imported.
 HypothesisProvider._local_constants = Constants()
 
-# The user's settings, servers and web proxy must not reach a test.
-for name in [name for name in os.environ if name.startswith("ONESWEEP_")]:
-    del os.environ[name]
-os.environ["XDG_STATE_HOME"] = "/nonexistent"
-os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
-
 # Lacks that a test may be skipped for with CI set: programs, rights and devices of the machine, and what a test says of
 # a case of its own. Python packages are not among them, for `make test` installs them.
 MAY_LACK = re.compile(
@@ -79,6 +73,15 @@ MAY_LACK = re.compile(
     r"|Linux|/proc|no node with npm|node packages|takes no tools|have no calls|says nothing of these options"
     r"|run on torch only|once is enough|the clients cannot be installed here"
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def apart_from_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The user's settings, servers and web proxy do not reach a test."""
+    nothing = str(tmp_path_factory.mktemp("user") / "nothing")
+    os.environ |= dict.fromkeys(("XDG_STATE_HOME", "ONESWEEP_STATE"), nothing)
+    os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1")
+    os.environ.pop("ONESWEEP_TOKEN", None)
 
 
 @pytest.hookimpl(wrapper=True)
