@@ -120,8 +120,8 @@ def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiE
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
-        if status == 400 and re.search(r"\bcontext (length is|of) \d", str(error)):
-            code = "context_length_exceeded"  # OpenAI's, at which clients shorten the conversation
+        if isinstance(error, RequestRefused) and error.reason:
+            code = error.reason
         headers = named([error.request] if error.request else [])
         if isinstance(error, RouterError) and error.retry_after_ms is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))

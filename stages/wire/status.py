@@ -23,6 +23,8 @@ from stages.errors import WordedError, printable
 RETRY_AFTER = "retry-after-ms"
 # Trailing metadata of every StatusError: tells ours from the statuses that gRPC makes up when a peer is gone.
 STATUS_MARK = "onesweep-refusal"
+REASON_KEY = "onesweep-reason"  # trailing metadata: the `reason` of a StatusError that has one
+TOO_LONG = "context_length_exceeded"  # a reason, as OpenAI's API words it: its clients then shorten the conversation
 REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs
 # Protocol of router.proto, which callers state. Third-party callers need not: 0 means protocol 1.
 CALLS = 1
@@ -41,14 +43,17 @@ if TYPE_CHECKING:
 
 
 class StatusError(WordedError):
-    """A status code, a sentence for people, and for RESOURCE_EXHAUSTED the time to wait before a retry."""
+    """A status code, a sentence for people, for RESOURCE_EXHAUSTED the time to wait before a retry, and for programs
+    that must tell this error from others of its code a reason."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None, reason: str = ""
+    ) -> None:
         if len(message) > MAX_CHARACTERS:
             message = f"{message[:MAX_CHARACTERS]} ..."
         message = printable(message, newline=" ")  # another machine may have written part of it
         super().__init__(message)
-        self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
+        self.code, self.message, self.retry_after_ms, self.reason = code, message, retry_after_ms, reason
 
     @property
     def number(self) -> int:
@@ -69,6 +74,8 @@ class StatusError(WordedError):
         metadata: list[Any] = [*(context.trailing_metadata() or ()), (STATUS_MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
+        if self.reason:
+            metadata.append((REASON_KEY, self.reason))
         try:
             with ignoring_ended_call():
                 await context.abort(self.code, self.message, tuple(metadata))
