@@ -4,7 +4,8 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from stages.errors import ResumeError
+from stages.errors import ConfigError, ResumeError
+from stages.settings import from_toml
 from stages.wire.status import aborted, already_exists, exhausted, not_found
 from trainer.rounds.store import DATABASE, RESTORE, Record, Store
 from trainer.v1 import rounds_pb2
@@ -73,6 +74,13 @@ class Member:
         return known and max(self.beat.round, self.finished + 1) < open_round
 
 
+def _saved_member(record: Record, now_s: float) -> Member:
+    """A member whose lease starts over. Raises ConfigError, KeyError or TypeError for a damaged record."""
+    place = from_toml(Place, {name: record[name] for name in ("part", "replica")}, "its place")
+    saved = {name: record[name] for name in SAVED_FIELDS}
+    return from_toml(Member, {"place": place, "last_call_s": now_s, **saved}, "its worker")
+
+
 class Members:
     """The places of a run. They outlive the coordinator: after a restart every lease starts over.
 
@@ -85,14 +93,14 @@ class Members:
         self.is_closed: Callable[[Place], bool] = lambda place: False  # True if no worker may take the place
         self._members: dict[Place, Member] = {}
         try:
-            records = [(Place(r["part"], r["replica"]), {n: r[n] for n in SAVED_FIELDS}) for r in store.members()]
-        except (KeyError, TypeError, ValueError) as error:
+            members = [_saved_member(record, now_s) for record in store.members()]
+        except (ConfigError, KeyError, TypeError) as error:
             raise ResumeError(f"{DATABASE} has a place that makes no sense ({error!r}); {RESTORE}") from None
-        for place, saved in records:
-            # if a worker held it, its lease starts over
-            last_call_s = now_s if saved["lease"] else float("-inf")
-            if place.part < parts and place.replica < replicas:
-                self._members[place] = Member(place=place, last_call_s=last_call_s, **saved)
+        for member in members:
+            if not member.lease:
+                self.leave(member)
+            if member.place.part in range(parts) and member.place.replica in range(replicas):
+                self._members[member.place] = member
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])

@@ -1,6 +1,7 @@
 """The store of a ledger's state, on disk or in memory, and its audit."""
 
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -40,6 +41,17 @@ CREATE TABLE IF NOT EXISTS members (part INTEGER, replica INTEGER, record TEXT N
 """
 
 Record = dict[str, Any]  # one event of the log
+# Types of the fields of events, whichever event has them.
+_WORDS = ("id", "identity", "incarnation", "kind", "part", "secret", "sha256", "voter", "weights", "worker")
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_WORDS, (str,)),
+    **dict.fromkeys(("round", "staleness", "steps"), (int,)),
+    **dict.fromkeys(("after_s", "norm", "weight"), (int, float)),
+    **dict.fromkeys(("updates", "left_out"), (list,)),
+    **dict.fromkeys(("parts", "scores", "stored"), (dict,)),
+    "beside": (dict, int),  # of numbers
+    "record": (),  # of something else than an object
+}
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Store:
 
     def members(self) -> Sequence[Record]:
         """The saved places."""
-        return [json.loads(text) for (text,) in self.database.execute("SELECT record FROM members")]
+        return _records(self.database, "SELECT record FROM members")
 
     def save_members(self, records: Sequence[Record]) -> None:
         """Replace all saved places."""
@@ -238,11 +250,28 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def read_events(database: sqlite3.Connection) -> list[Record]:
-    """All events in order. Raises ResumeError if they cannot be read."""
+    """All events in order. Raises ResumeError if they cannot be read, or a field has another type."""
+    events = _records(database, "SELECT record FROM events ORDER BY number")
+    for event in events:
+        fields = event if isinstance(event, dict) else {"record": event}
+        if wrong := [name for name, value in fields.items() if name in TYPES and not _fits(value, TYPES[name])]:
+            raise ResumeError(f"{DATABASE} has an event that makes no sense (its {wrong[0]}); {RESTORE}")
+    return events
+
+
+def _records(database: sqlite3.Connection, query: str) -> list[Record]:
     try:
-        return [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
-    except (sqlite3.Error, ValueError) as error:
+        return [json.loads(text) for (text,) in database.execute(query)]
+    except (sqlite3.Error, TypeError, ValueError) as error:
         raise ResumeError(f"cannot read {DATABASE} ({error}); {RESTORE}") from None
+
+
+def _fits(value: Any, types: tuple[type, ...]) -> bool:  # noqa: ANN401 - a value of JSON
+    if types == (dict, int):
+        return isinstance(value, dict) and all(type(each) is int for each in value.values())
+    return type(value) in types and (type(value) is not float or math.isfinite(value))
+
+
 
 
 def tensors_path(directory: Path, folder: str, part: str, name: str | int) -> Path:
@@ -363,7 +392,8 @@ def _audit(database: sqlite3.Connection, directory: Path) -> Audit:
     damage = [row for row in database.execute("PRAGMA quick_check") if row != ("ok",)]
     found.problems += [f"{DATABASE} is damaged: {words}" for (words,) in damage]
     found.problems += [words.format(*row) for words, query in RULES.items() for row in database.execute(query)]
-    files = [(tensors_path(directory, UPDATES, part, name), sha256) for part, name, sha256 in pending]
+    # a damaged row may have no part
+    files = [(tensors_path(directory, UPDATES, f"{part}", name), sha256) for part, name, sha256 in pending]
     for file, sha256 in [*files, *((tensors_path(directory, VERSIONS, part, n), sha256) for part, n, sha256 in newest)]:
         try:
             load_checked(file, sha256)

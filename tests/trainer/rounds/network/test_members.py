@@ -109,10 +109,20 @@ def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(memb
     assert sorted(member.finished for member in again) == [-1, 3]
 
 
-@pytest.mark.parametrize("record", ["{}", "[]", "{"])
+WORDS = '"worker": "a", "lease": "", "device": "", "key": ""'
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *("{}", "[]", "{"),
+        f'{{{WORDS}, "part": "0", "replica": 0, "finished": 0}}',
+        f'{{{WORDS}, "part": 0, "replica": 0, "finished": NaN}}',
+    ],
+)
 def test_a_damaged_place_is_told(members: Members, record: str) -> None:
     members.store.database.execute("INSERT INTO members VALUES (0, 0, ?)", (record,))
-    with pytest.raises(ResumeError, match=r"has a place that makes no sense .*; restore a copy"):
+    with pytest.raises(ResumeError, match=r"(has a place that makes no sense|cannot read) .*; restore a copy"):
         Members(members.store, 2, 2, 10.0, 0.0)
 
 
