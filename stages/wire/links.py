@@ -319,23 +319,27 @@ class MachineLinks:
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
         probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_ANNOUNCED]]
-        with contextlib.suppress(TimeoutError):
-            try:
-                for probe in asyncio.as_completed(probes, timeout=PROBE_S):
-                    with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
-                        return await probe
-            finally:
-                await cancelled(probes)
+        try:
+            for probe in asyncio.as_completed(probes, timeout=PROBE_S):
+                if (found := await probe) is not None:
+                    return found
+        except TimeoutError:
+            return None
+        finally:
+            await cancelled(probes)
         return None
 
-    async def _shows(self, address: str, name: str) -> str:
-        """`address`, if the machine `name` is there. Raises OSError."""
-        context = ssl.create_default_context(cafile=str(self.tls.authority))
+    async def _shows(self, address: str, name: str) -> str | None:
+        """`address`, if the machine `name` is there."""
         assert self.tls.certificate is not None
-        context.load_cert_chain(self.tls.certificate, self.tls.key)
-        context.set_alpn_protocols(["h2"])
         host, port = parse_address(address)
-        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
+        try:
+            context = ssl.create_default_context(cafile=str(self.tls.authority))
+            context.load_cert_chain(self.tls.certificate, self.tls.key)
+            context.set_alpn_protocols(["h2"])
+            _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
+        except OSError:  # TLS's errors are of this class, too
+            return None
         writer.transport.abort()
         return address
 
