@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model, model_validator
 
-from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, Fields, without_effect
+from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, INSTEAD, Fields, without_effect
 from serving.gateway.messages import ChatMessage
 from serving.modes import DRAWING_MODES
 from serving.router.request import (
@@ -129,6 +129,7 @@ class TextRequest(SampledRequest):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
         default=None, description="choices; choice i is what seed + i gives by itself"
     )
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(default=None, description="no effect: as n")
     stop: Stops = None
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = _setting_field("frequency_penalty")
@@ -136,6 +137,12 @@ class TextRequest(SampledRequest):
     logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
         default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
     )
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        if self.best_of not in (None, n := self.n or 1):
+            raise ValueError(f"best_of must be {n}, as n, not {self.best_of}: {INSTEAD['best_of']}")
+        return self
 
 
 _NOT_EMPTY = Field(min_length=1, fail_fast=True)
