@@ -23,6 +23,8 @@ KEY_MARK = b"PRIVATE KEY-----"
 ROUND_TRIPS = 4  # of a handshake in memory: more than one needs
 NO_CHECK_TIME = 1 << 21  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a file may hold other certificates, which have expired
 
+LAST_DAYS = 7  # of a certificate, in which people are told; deploy/alerts.yml has the same
+
 Stamp = tuple[FileStamp, ...]  # state of some files, to detect changes
 
 OTHER_AUTHORITY = "presented a certificate from another authority than --tls-ca: give both sides the same ca.pem"
@@ -172,21 +174,27 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 class Expiry:
-    """The expiry of this process's own certificate, for its metrics."""
+    """The expiry of this process's own certificate."""
 
     def __init__(self, tls: Tls | None) -> None:
-        self._tls = tls
+        self._tls, self._until_s = tls, 0
         self._stamp: Stamp | None = None
-        self._rows: dict[tuple[str, ...], float] = {}
 
-    def rows(self) -> dict[tuple[str, ...], float]:
-        """Unix time as a metric without labels, none without a certificate; while the files cannot be used, the last
-        known value."""
+    def until_s(self) -> int:
+        """Unix time, 0 without a certificate; while the files cannot be used, the last known value."""
         if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
             with suppress(InputError):
                 certificate = self._tls.read().certificate
-                self._stamp, self._rows = stamp, {(): certificate.until.timestamp()} if certificate else {}
-        return self._rows
+                self._stamp, self._until_s = stamp, int(certificate.until.timestamp()) if certificate else 0
+        return self._until_s
+
+
+def ending(until_s: int) -> str:
+    """A sentence about a certificate in its last days; empty before them, and without one (0)."""
+    if not until_s or until_s > time.time() + LAST_DAYS * 86400:
+        return ""
+    day = datetime.fromtimestamp(until_s, UTC)
+    return f"its certificate ends on {day:%Y-%m-%d}: run `onesweep certs renew`, and copy it there"
 
 
 def check_authority(path: Path, raw: bytes) -> None:

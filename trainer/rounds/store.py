@@ -272,8 +272,6 @@ def _fits(value: Any, types: tuple[type, ...]) -> bool:  # noqa: ANN401 - a valu
     return type(value) in types and (type(value) is not float or math.isfinite(value))
 
 
-
-
 def tensors_path(directory: Path, folder: str, part: str, name: str | int) -> Path:
     """:param name: the id of an update, or the number of a version."""
     return directory / folder / part / f"{name}{SUFFIX}"
