@@ -75,7 +75,7 @@ class Ledger:
         # Names this run apart from others with the same settings; it lasts as long as the directory.
         self.incarnation = secrets.token_hex(8)
         # Selects the held-out text of each merge; never leaves this directory.
-        self.secret = secrets.token_hex(6)
+        self.secret = secrets.randbits(48)
         self._parts = {name: _Part(name, weights, settings, now_s) for name, weights in parts.items()}
         records = store.records()
         if not records:
@@ -83,7 +83,7 @@ class Ledger:
         else:
             try:
                 self._resume(identity, records)
-            except (KeyError, TypeError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 raise ResumeError(f"{DATABASE} has an event that makes no sense ({error!r}); {RESTORE}") from None
 
     def round(self, part: str) -> int:
@@ -244,7 +244,7 @@ class Ledger:
         for name, part in self._parts.items():
             part.digests[0] = self.store.put_version(name, 0, part.version)
         stored = {name: part.digests[0] for name, part in self._parts.items()}
-        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation, "secret": self.secret}
+        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation, "secret": f"{self.secret:x}"}
         self.store.commit({**run, "parts": begun, "stored": stored})
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
@@ -253,7 +253,7 @@ class Ledger:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to resume, or another --out"
             )
-        self.incarnation, self.secret = first["incarnation"], first["secret"]
+        self.incarnation, self.secret = first["incarnation"], int(first["secret"], 16)
         begun = {name: part.digests[0] for name, part in self._parts.items()}
         if first["parts"] != begun:
             raise ResumeError("these rounds began with other weights; did another version of onesweep start them?")
@@ -306,7 +306,7 @@ class _Part:
         self.norms.append(record["norm"])
         if record["round"] == self.round:
             self.arrivals.append(record["after_s"])
-            self.start_versions = record.get("beside", {})
+            self.start_versions = {name: int(version) for name, version in record.get("beside", {}).items()}
 
     def start_version(self, other: _Part) -> int:
         """The version of another part that workers had when the open round began, or the oldest one kept."""

@@ -234,7 +234,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ResumeError, match="another process is using the rounds"), open_store(tmp_path):
             pass
         (whole,) = store.database.execute("SELECT record FROM events WHERE number = 3").fetchone()
-        for damaged in ("{}", "[]", '{"norm": "1"}', '{"after_s": NaN}', '{"weight": {}}', '{"beside": {"p": "0"}}'):
+        for damaged in ("{}", "[]", '{"norm": "1"}', '{"after_s": NaN}', '{"weight": {}}', '{"beside": {"p": "x"}}'):
             record = {**json.loads(whole), **json.loads(damaged)} if len(damaged) > 2 else json.loads(damaged)
             store.database.execute("UPDATE events SET record = ? WHERE number = 3", (json.dumps(record),))
             with pytest.raises(ResumeError, match=r"has an event that makes no sense \(.*\); restore"):
