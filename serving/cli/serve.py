@@ -252,9 +252,8 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
     """A router's status for a terminal."""
     state = "ready" if status.ready else "not ready"
     modes = ", ".join([*status.modes, *status.drawing_modes])
-    yield f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests"
-    if warning := ending(status.certificate_until_s):
-        yield f"router: {warning}"
+    about = f"router {state}", f"modes {modes}", f"{status.requests} of {status.request_limit} requests"
+    yield "; ".join(filter(None, [*about, ending(status.certificate_until_s)]))
     if status.sampling:
         yield f"default sampling: {status.sampling}"
     for host in status.hosts:

@@ -23,7 +23,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.clock import monotonic
 from stages.errors import InputError, ServiceError, printable
 from stages.wire.channel import Options, check_target, is_loopback, parse_address
-from stages.wire.status import REASON_KEY, REQUEST_KEY, STATUS_MARK, Metadata, call_metadata, retry_after_ms
+from stages.wire.status import REQUEST_KEY, STATUS_MARK, Metadata, call_metadata, retry_after_ms
 from stages.wire.tls import Security, Tls, handshake_problem
 from stages.wire.tokens import token_for, token_metadata
 
@@ -36,9 +36,7 @@ _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", 
 
 
 class RequestRefused(InputError):
-    """The router rejected the token or a field of the request; `code` is the gRPC status.
-
-    `reason` is TOO_LONG if the request does not fit the model's context, otherwise empty."""
+    """The router rejected the token or a field of the request; `code`: gRPC status, `reason`: TOO_LONG or empty."""
 
     def __init__(self, message: str, code: StatusCode, request: str = "", reason: str = "") -> None:
         super().__init__(message)
@@ -132,7 +130,7 @@ class RouterConnection(ABC):
         code, details, metadata = error.code(), printable(error.details() or "", newline=" "), call_metadata(error)
         request, reached, address = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata, self.addresses[at]
         if code.name in _USER_MISTAKES:
-            return RequestRefused(f"{whose}{details}", code, request, metadata.get(REASON_KEY, ""))
+            return RequestRefused(f"{whose}{details}", code, request, metadata.get(STATUS_MARK, ""))
         if code is StatusCode.DEADLINE_EXCEEDED:
             return RouterError(f"{whose}no answer within {timeout_s:g} s: {details}", code, request=request)
         if code is StatusCode.UNAVAILABLE and not reached:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model, model_validator
 
-from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, INSTEAD, Fields, without_effect
+from serving.gateway.base_fields import IGNORED_IMAGE_FIELDS, IGNORED_TEXT_FIELDS, Fields, without_effect
 from serving.gateway.messages import ChatMessage
 from serving.modes import DRAWING_MODES
 from serving.router.request import (
@@ -138,12 +138,6 @@ class TextRequest(SampledRequest):
         default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
     )
 
-    @model_validator(mode="after")
-    def _check_best(self) -> Self:
-        if self.best_of not in (None, n := self.n or 1):
-            raise ValueError(f"best_of must be {n}, as n, not {self.best_of}: {INSTEAD['best_of']}")
-        return self
-
 
 _NOT_EMPTY = Field(min_length=1, fail_fast=True)
 Prompt = Annotated[str, Field(min_length=1)]
@@ -194,6 +188,10 @@ class DetokenizeRequest(Fields):
     tokens: list[Token] = Field(min_length=1, max_length=MAX_PROMPT_BYTES)
 
 
+class FunctionKind(Fields):
+    type: Literal["function"]
+
+
 class FunctionName(Fields):
     name: ToolName
 
@@ -211,13 +209,11 @@ class FunctionTool(FunctionName):
         return held_part(self.parameters)[1]
 
 
-class ChatTool(Fields):
-    type: Literal["function"]
+class ChatTool(FunctionKind):
     function: FunctionTool
 
 
-class ToolChoice(Fields):
-    type: Literal["function"]
+class ToolChoice(FunctionKind):
     function: FunctionName
 
 

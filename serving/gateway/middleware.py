@@ -221,10 +221,8 @@ HTTP_METRICS = (
     MetricFamily("onesweep_http_request_seconds", "histogram", "Time to the end of the answer.", ("path",)),
 )
 OTHER = "other"  # label of unknown paths and methods: clients choose these, so they must not become labels
-CLIENT_LEFT = "left"  # status of a request whose client left before the answer began
-
-
 PROBES = {"/healthz", "/readyz"}  # asked every few seconds: a success is not worth a line
+CLIENT_LEFT = "left"  # status of a request whose client left before the answer began
 
 
 class RequestLog:

@@ -320,14 +320,12 @@ class MachineLinks:
         """The first of `addresses` where the machine `name` shows its certificate."""
         probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_ANNOUNCED]]
         try:
-            for probe in asyncio.as_completed(probes, timeout=PROBE_S):
+            for probe in asyncio.as_completed(probes):
                 if (found := await probe) is not None:
                     return found
-        except TimeoutError:
             return None
         finally:
             await cancelled(probes)
-        return None
 
     async def _shows(self, address: str, name: str) -> str | None:
         """`address`, if the machine `name` is there."""
@@ -337,8 +335,9 @@ class MachineLinks:
             context = ssl.create_default_context(cafile=str(self.tls.authority))
             context.load_cert_chain(self.tls.certificate, self.tls.key)
             context.set_alpn_protocols(["h2"])
-            _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
-        except OSError:  # TLS's errors are of this class, too
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
+        except OSError:  # those of TLS and of the clock are of this class, too
             return None
         writer.transport.abort()
         return address

@@ -24,7 +24,6 @@ ROUND_TRIPS = 4  # of a handshake in memory: more than one needs
 NO_CHECK_TIME = 1 << 21  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a file may hold other certificates, which have expired
 
 LAST_DAYS = 7  # of a certificate, in which people are told; deploy/alerts.yml has the same
-
 Stamp = tuple[FileStamp, ...]  # state of some files, to detect changes
 
 OTHER_AUTHORITY = "presented a certificate from another authority than --tls-ca: give both sides the same ca.pem"

@@ -74,13 +74,6 @@ class Member:
         return known and max(self.beat.round, self.finished + 1) < open_round
 
 
-def _saved_member(record: Record, now_s: float) -> Member:
-    """A member whose lease starts over. Raises ConfigError, KeyError or TypeError for a damaged record."""
-    place = from_toml(Place, {name: record[name] for name in ("part", "replica")}, "its place")
-    saved = {name: record[name] for name in SAVED_FIELDS}
-    return from_toml(Member, {"place": place, "last_call_s": now_s, **saved}, "its worker")
-
-
 class Members:
     """The places of a run. They outlive the coordinator: after a restart every lease starts over.
 
@@ -93,14 +86,16 @@ class Members:
         self.is_closed: Callable[[Place], bool] = lambda place: False  # True if no worker may take the place
         self._members: dict[Place, Member] = {}
         try:
-            members = [_saved_member(record, now_s) for record in store.members()]
-        except (ConfigError, KeyError, TypeError) as error:
+            for record in store.members():
+                place = from_toml(Place, {name: record[name] for name in ("part", "replica")}, "its place")
+                saved: Record = {name: record[name] for name in SAVED_FIELDS}
+                member = from_toml(Member, {"place": place, "last_call_s": now_s, **saved}, "its worker")
+                if not member.lease:  # else its lease starts over
+                    self.leave(member)
+                if place.part in range(parts) and place.replica in range(replicas):
+                    self._members[place] = member
+        except (ConfigError, KeyError) as error:
             raise ResumeError(f"{DATABASE} has a place that makes no sense ({error!r}); {RESTORE}") from None
-        for member in members:
-            if not member.lease:
-                self.leave(member)
-            if member.place.part in range(parts) and member.place.replica in range(replicas):
-                self._members[member.place] = member
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])

@@ -22,6 +22,7 @@ from trainer.rounds.codecs import Tensors
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
 RESTORE = "restore a copy of the whole directory, or start over with another --out"
+EVENTS = "SELECT record FROM events ORDER BY number"
 BUSY_S = 60.0  # how long a writer waits for a reader
 # An update is accepted once, a worker hands in once per round, a round closes once, and an update is merged or left
 # out once: the database itself enforces this.
@@ -40,15 +41,6 @@ CREATE TABLE IF NOT EXISTS members (part INTEGER, replica INTEGER, record TEXT N
 """
 
 Record = dict[str, Any]  # one event of the log
-# Types of the fields of events, whichever event has them.
-TYPES: dict[str, Any] = {
-    **dict.fromkeys(("id", "identity", "incarnation", "kind", "part", "secret", "sha256"), str),
-    **dict.fromkeys(("voter", "weights", "worker"), str),
-    **dict.fromkeys(("round", "staleness", "steps"), int),
-    **dict.fromkeys(("after_s", "norm", "weight"), (int, float)),
-    **dict.fromkeys(("left_out", "updates"), list),
-    **dict.fromkeys(("beside", "parts", "scores", "stored"), dict),
-}
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ class Store:
 
     def members(self) -> Sequence[Record]:
         """The saved places."""
-        return _records(self.database, "SELECT record FROM members")
+        return read_events(self.database, "SELECT record FROM members")
 
     def save_members(self, records: Sequence[Record]) -> None:
         """Replace all saved places."""
@@ -246,16 +238,8 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(regular(path), timeout=BUSY_S, check_same_thread=False)
 
 
-def read_events(database: sqlite3.Connection) -> list[Record]:
-    """All events in order. Raises ResumeError if they cannot be read, or a field has another type."""
-    events = _records(database, "SELECT record FROM events ORDER BY number")
-    for name, value in ((name, value) for event in events for name, value in event.items()):
-        if not isinstance(value, TYPES.get(name, object)) or value != value:  # NaN
-            raise ResumeError(f"{DATABASE} has an event that makes no sense (its {name}); {RESTORE}")
-    return events
-
-
-def _records(database: sqlite3.Connection, query: str) -> list[Record]:
+def read_events(database: sqlite3.Connection, query: str = EVENTS) -> list[Record]:
+    """All events in order, or the records that another query finds. Raises ResumeError if they cannot be read."""
     try:
         return [dict(json.loads(text)) for (text,) in database.execute(query)]
     except (sqlite3.Error, TypeError, ValueError) as error:

@@ -85,9 +85,6 @@ def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])
     assert refusal(ChatRequest, response_format={"type": "json_schema"}) == "response_format.json_schema is missing"
     assert "add_generation_prompt: false, is for" in refusal(ChatRequest, add_generation_prompt=False)
-    assert CompletionRequest(model="m", prompt="x", n=3, best_of=3).n == 3
-    advice = ": ask for n choices, and choose among them"
-    assert refusal(CompletionRequest, n=3, best_of=4) == f"best_of must be 3, as n, not 4{advice}"
     assert refusal(ResponseRequest, input=3) == "input must be a string or a list, not 3"
     assert refusal(ImageRequest, prompt="x", response_format="url") == "response_format must be 'b64_json', not \"url\""
 

@@ -137,6 +137,7 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty\n"),
         ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),
+        ({"best_of": 2}, api.BadRequestError, None, "best_of must be 1, as n, not 2: ask for n choices"),
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
         ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256 does not exist: the model has 0"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),
