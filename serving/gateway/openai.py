@@ -11,7 +11,6 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, create_model
 
 from serving.gateway.access import Router, RouterAccess, StrictRoute
-from serving.gateway.base_fields import INSTEAD
 from serving.gateway.completions import (
     AnswerFormat,
     Choice,
@@ -184,7 +183,7 @@ async def _order(router: RouterAccess, request: TextRequest, format_field: str =
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if request.best_of not in (None, n := request.n or 1):
-        raise ApiError(400, f"best_of must be {n}, as n, not {request.best_of}: {INSTEAD['best_of']}", param="best_of")
+        raise ApiError(400, f"best_of must be {n}, as n, not {request.best_of}: ask for n choices", param="best_of")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if isinstance(request, ChatRequest):

@@ -43,7 +43,7 @@ from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import LinkRecord
 from stages.wire.status import Context, StatusError, check_protocol, data_loss, failed_precondition, ignoring_ended_call
-from stages.wire.tls import Expiry, Tls
+from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 R = TypeVar("R")
@@ -62,15 +62,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         ring_wait_s: float,
         figures: RouterCounters | None = None,
-        tls: Tls | None = None,
     ) -> None:
         """:param keyring: the keys that may send requests.
         :param admission: limits how many run at once.
-        :param ring_wait_s: how long a request waits for hosts that are not ready.
-        :param tls: the router's certificate."""
+        :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.figures, self.prompts, self.expiry = figures, PromptPools(), Expiry(tls)
+        self.figures, self.prompts, self.expiry = figures, PromptPools(), Expiry(self.ring.security.tls)
         self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
     def Generate(

@@ -80,7 +80,7 @@ class RunDirectory:
     def __init__(self, directory: Path) -> None:
         """Create missing files. Raises InputError."""
         make_private_directory(directory)
-        self.directory = directory
+        self.directory, self._machines = directory, directory / "machines.json"
         is_new = not (directory / f"{AUTHORITY}.pem").exists()
         self.authority = Authority.create(directory, AUTHORITY_DAYS) if is_new else Authority.open(directory)
         own = directory / f"{ROUTER_NAME}.pem"
@@ -96,10 +96,6 @@ class RunDirectory:
     def renew(self) -> None:
         """Renew the router's certificate: same key, so its fingerprint stays. Raises InputError."""
         self.authority.renew(ROUTER_NAME, LEAF_DAYS)
-
-    @property
-    def _machines(self) -> Path:
-        return self.directory / "machines.json"
 
     def machines(self) -> dict[str, Machine]:
         """Machines that joined, by name. Raises InputError."""

@@ -302,10 +302,12 @@ class _Part:
         self.submitted[record["worker"], record["round"]] = record["id"]
         if record["kind"] == "dropped":
             return
-        self.pending[record["id"]] = record | {"weight": _finite(record["weight"]), "voter": str(record["voter"])}
-        self.norms.append(_finite(record["norm"]))
+        if not all(math.isfinite(record[name]) for name in ("weight", "norm", "after_s")):
+            raise ValueError(record["id"])
+        self.pending[record["id"]] = record | {"voter": str(record["voter"])}
+        self.norms.append(record["norm"])
         if record["round"] == self.round:
-            self.arrivals.append(_finite(record["after_s"]))
+            self.arrivals.append(record["after_s"])
             self.start_versions = {name: int(version) for name, version in record.get("beside", {}).items()}
 
     def start_version(self, other: _Part) -> int:
@@ -326,10 +328,3 @@ class _Part:
         oldest = self.round - self.settings.max_staleness - 1
         self.submitted = {key: name for key, name in self.submitted.items() if key[1] >= oldest}
         self.ids = {name: self.ids[name] for name in self.submitted.values()}
-
-
-def _finite(value: float) -> float:
-    """A number of an event. Raises TypeError or ValueError for anything else in its place."""
-    if not math.isfinite(value):
-        raise ValueError(value)
-    return value

@@ -88,8 +88,8 @@ class Members:
         try:
             for record in store.members():
                 place = from_toml(Place, {name: record[name] for name in ("part", "replica")}, "its place")
-                saved: Record = {name: record[name] for name in SAVED_FIELDS}
-                member = from_toml(Member, {"place": place, "last_call_s": now_s, **saved}, "its worker")
+                own = {"place": place, "last_call_s": now_s}
+                member = from_toml(Member, own | {name: record[name] for name in SAVED_FIELDS}, "its worker")
                 if not member.lease:  # else its lease starts over
                     self.leave(member)
                 if place.part in range(parts) and place.replica in range(replicas):
