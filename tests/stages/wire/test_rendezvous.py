@@ -124,6 +124,14 @@ async def test_a_machine_that_was_let_go_ends(
         await links.close()
 
 
+async def test_a_job_of_another_thread_runs_on_the_loop_that_is_there(tmp_path: Path) -> None:
+    async def where() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    async with running(tmp_path) as run:
+        assert await asyncio.to_thread(asyncio.run, run.rendezvous.here(where())) is asyncio.get_running_loop()
+
+
 async def test_a_machine_says_that_no_rendezvous_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
