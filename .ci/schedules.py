@@ -43,7 +43,7 @@ from stages.v1 import stage_pb2
 from stages.wire.status import Code, StatusError, internal
 
 LENGTHS = {"sweep": 6, "chunked": 6, "ar": 4, "scored": 3}  # of texts
-CASES = tuple(simulation.Case(mode, text, 0, most) for mode, most in LENGTHS.items() for text in ("sea ", "a ship, "))
+CASES = tuple(simulation.Case(text, 0, mode, most) for mode, most in LENGTHS.items() for text in ("sea ", "a ship, "))
 CHUNK = 2  # tokens of a sweep, and of a prompt that are scored together
 CHECK_S = 0.2, 1.45, 2.2, 5.5, 10.5, 15.5  # after a fault begins or ends, routers look at their links
 ASKED_S, ONWARD_S, LOST_S = 0.25, 2.0, 5.3  # after a link falls silent: it was asked, its host says so, it is lost

@@ -36,13 +36,13 @@ def check_needs(options: argparse.Namespace, needs: Mapping[str, str]) -> None:
             raise InputError(sentence)
 
 
-def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
+def run_bench(options: argparse.Namespace, name: str, bench: Callable[[], BenchReport]) -> int:
     """Measure, print the table and write the record for `--json`; returns the exit code. Raises OnesweepError."""
     from stages.signals import ends_cleanly
 
     if options.json:
         check_destination(options.json, "--json")
-    head = origin()  # before the run: it records the machine's load
+    head = {"bench": name} | origin()  # before the run: it records the machine's load
     with ends_cleanly():
         report = bench()
     print(report.table)
@@ -94,14 +94,14 @@ def run_host(options: argparse.Namespace) -> int:
     check_needs(options, {unused: f"--{unused.replace('_', '-')} has no effect on {settings.checkpoint}: omit it"})
     from loadtest.host.ring import measure_ring  # imports torch, which takes a second: only when it runs
 
-    return run_bench(options, lambda: BenchReport.of_rows("host", settings, measure_ring(settings)))
+    return run_bench(options, "host", lambda: BenchReport.of_rows(settings, measure_ring(settings)))
 
 
 def run_peers(options: argparse.Namespace) -> int:
     settings = from_flags(PeerSettings, options)
     from loadtest.host.peers import measure_peers
 
-    return run_bench(options, lambda: BenchReport.of_rows("peers", settings, measure_peers(settings)))
+    return run_bench(options, "peers", lambda: BenchReport.of_rows(settings, measure_peers(settings)))
 
 
 # `bench wan`: networks, and every mode over them.
@@ -172,7 +172,7 @@ def run_wan(options: argparse.Namespace) -> int:
     from loadtest.latency.run import measure_wan, with_defaults
 
     settings = from_flags(WanSettings, options, lengths=options.lengths)
-    return run_bench(options, lambda: measure_wan(with_defaults(settings)))
+    return run_bench(options, "wan", lambda: measure_wan(with_defaults(settings)))
 
 
 # `bench loadtest`: many users at once.
@@ -197,7 +197,7 @@ def run_loadtest(options: argparse.Namespace) -> int:
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
     check_testbed(settings.target)
-    return run_bench(options, lambda: _measure_load(settings))
+    return run_bench(options, "loadtest", lambda: _measure_load(settings))
 
 
 def _measure_load(settings: LoadSettings) -> BenchReport:
@@ -278,11 +278,11 @@ def run_chaos(options: argparse.Namespace) -> int:
         check_needs(options, dict.fromkeys(("minutes", "profile", "checkpoint"), only))
         from loadtest.simulation.search import search
 
-        return run_bench(options, lambda: search(settings.schedules, settings.seed, echo))
+        return run_bench(options, "chaos", lambda: search(settings.schedules, settings.seed, echo))
     check_needs(options, {"schedules": "--schedules needs --simulate"})
     from loadtest.faults.serving_run import chaos, serving_report
 
-    return run_bench(options, lambda: serving_report(chaos(settings, echo)))
+    return run_bench(options, "chaos", lambda: serving_report(chaos(settings, echo)))
 
 
 # `bench quality`: text and pictures, scored by judges.
@@ -331,4 +331,4 @@ def run_quality(options: argparse.Namespace) -> int:
     else:
         check_needs(options, {"levels": "--levels needs --pictures", "judge": "--judge needs --pictures"})
         from loadtest.quality.text import measure_text as measure
-    return run_bench(options, lambda: measure(settings))
+    return run_bench(options, "quality", lambda: measure(settings))

@@ -45,9 +45,9 @@ class BenchReport:
     passed: bool = True  # False if something happened that must not: sets the exit code
 
     @classmethod
-    def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
+    def of_rows(cls, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
         cells = [("figure", "value", "unit", "at most", "met"), *(row.cells for row in rows)]
-        record = {"bench": bench, "settings": settings_record(settings), "rows": list(map(asdict, rows))}
+        record = {"settings": settings_record(settings), "rows": list(map(asdict, rows))}
         return cls("\n".join(aligned(cells, ruled=True)), record)
 
 

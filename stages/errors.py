@@ -72,6 +72,16 @@ class Interrupted(OnesweepError):
 class ServiceError(OnesweepError): ...
 
 
+def exit_code_of(error: OnesweepError) -> int:
+    """The exit code of a command that ends with `error`: its class's, unless an error of the machine led to it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in PASSING_ERRORS:
+            return OnesweepError.exit_code
+        cause = cause.__context__  # set even where `from None` keeps it out of a traceback
+    return error.exit_code
+
+
 def printable(text: str, newline: str = "⏎") -> str:
     """Make text unable to move the cursor, colour the screen or forge a line: control characters become symbols."""
     if text.isprintable():
@@ -130,7 +140,4 @@ def file_errors(kind: type[OnesweepError], what: str = "", advice: str = "") -> 
         yield
     except OSError as error:
         words = f"{error.strerror or error}".partition(" (while ")[0]  # Python adds the address that a socket is for
-        made = kind(f"{what or f'cannot read {error.filename}'}: {words}{advice and f'; {advice}'}")
-        if error.errno in PASSING_ERRORS:
-            made.exit_code = OnesweepError.exit_code
-        raise made from None
+        raise kind(f"{what or f'cannot read {error.filename}'}: {words}{advice and f'; {advice}'}") from None

@@ -27,7 +27,7 @@ from loadtest.faults.serving_testbed import (
 from loadtest.lab.profile import ROUTER
 from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
-from loadtest.workload.prompts import NOVEL
+from loadtest.workload.prompts import NOVEL, SeededRequest
 from loadtest.workload.testbed import LOOPBACK, block_count, check_links
 from serving.router.topology import SHIPPED
 from stages.errors import ServiceError
@@ -52,22 +52,12 @@ PROMPT_BYTES = 48
 ROOM_BYTES = PROMPT_BYTES + max(LENGTHS.values()) + 16
 
 
-@dataclass(frozen=True)
-class SeededRequest:
-    """A request with exactly one right answer. Its fields are arguments of `Client.stream`."""
-
-    mode: str
-    prompt: str
-    seed: int
-    max_bytes: int = 48
-
-
 def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
     """Requests of all modes in turn, each with its own seed; shorter if the context lacks room."""
     scale = min(1.0, context_length / ROOM_BYTES)
     served = [(mode, length) for mode, length in LENGTHS.items() if mode in modes]
     return tuple(
-        SeededRequest(mode, NOVEL.text(i)[: int(PROMPT_BYTES * scale)], first_seed + i, max(1, int(length * scale)))
+        SeededRequest(NOVEL.text(i)[: int(PROMPT_BYTES * scale)], first_seed + i, mode, max(1, int(length * scale)))
         for i, (mode, length) in enumerate(served * PROMPTS)
     )
 

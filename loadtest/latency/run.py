@@ -174,7 +174,6 @@ def measure_wan(settings: WanSettings) -> BenchReport:
                     row |= local_distance(settings.checkpoint, texts)
                 rows.append(row)
     record = {
-        "bench": "wan",
         "settings": settings_record(
             settings,
             variants=[variant.label for variant in settings.variants],

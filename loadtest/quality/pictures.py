@@ -101,7 +101,6 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         }
         rows.append(PictureRow(**asdict(row(variant.label, levels, pixels, labels)) | costs))
     record = {
-        "bench": "quality",
         "settings": settings_record(s),
         "judge": name,
         "test_pictures": len(pictures.test),

@@ -127,7 +127,6 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         frontier = Frontier(tuple(options), weights, judge.name, rows[HUMAN].bits.value)
         write_destination(s.write, json.dumps(frontier.to_record() | origin(), indent=2) + "\n")
     record = {
-        "bench": "quality",
         "settings": settings_record(s),
         "judge": judge.name,
         "weights": weights,

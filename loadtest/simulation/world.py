@@ -15,6 +15,7 @@ from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.processes import SimulatedHost, TinyRelease, Try, VirtualLoader, WatchedRing, held
 from loadtest.simulation.schedule import AHEAD_S, HOSTS, ROUTER_NAMES, Asked, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
+from loadtest.workload.prompts import SeededRequest
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.admission import Admission
@@ -58,25 +59,21 @@ BYTES_PER_DAY = 400  # enough for some requests, in schedules with a wrong date
 
 
 @dataclass(frozen=True)
-class Case:
-    """A request that has one answer."""
+class Case(SeededRequest):
+    """A request to the simulated deployment."""
 
-    mode: str
-    prompt: str
-    seed: int
-    max_bytes: int
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES = tuple(
-    Case(mode, prompt, 100 + i, 8 + 4 * i, SETTINGS.get(mode, {}))
+    Case(prompt, 100 + i, mode, 8 + 4 * i, SETTINGS.get(mode, {}))
     for mode in MODES
     for i, prompt in enumerate(PROMPTS)  # in all modes, each text with another length
 )
-CASES += tuple(Case("ar", prompt, 200, 8, {"logprobs": 1, "score_prompt": True}) for prompt in PROMPTS[2:])
+CASES += tuple(Case(prompt, 200, "ar", 8, {"logprobs": 1, "score_prompt": True}) for prompt in PROMPTS[2:])
 # Pictures, with a class as prompt, of a size that a router has a usual time for.
 DRAWINGS = tuple(
-    Case(mode, name, 100 + i, 0, {"levels": 4, "pictures": 2, "codec": codec})
+    Case(name, 100 + i, mode, 0, {"levels": 4, "pictures": 2, "codec": codec})
     for i, (mode, codec) in enumerate((("chain", "int8"), ("chain", "fp32"), ("steps", "int8"), ("steps", "fp32")))
     for name in ("zero", "one")
 )

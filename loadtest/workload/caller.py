@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from loadtest.lab.lab import Child
 from serving.client.client import Client, DrawnPictures, RequestRefused, Result, RouterError
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, OnesweepError, ServiceError, exit_code_of
 from stages.wire.channel import check_target
 from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 
@@ -183,7 +183,7 @@ def answer(client: Client, call: dict[str, Any]) -> Answer:
     except OnesweepError as error:
         return {
             "error": str(error),
-            "exit_code": error.exit_code,
+            "exit_code": exit_code_of(error),
             "code": error.code.name if isinstance(error, RouterError | RequestRefused) else "",
             "retry_after_ms": error.retry_after_ms if isinstance(error, RouterError) else None,
             "output_hex": output.hex(),

@@ -113,6 +113,14 @@ class SeededPrompt:
     seed: int
 
 
+@dataclass(frozen=True)
+class SeededRequest(SeededPrompt):
+    """A request with exactly one right answer. Its fields are arguments of `Client.stream`."""
+
+    mode: str
+    max_bytes: int
+
+
 def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_length: int) -> tuple[SeededPrompt, ...]:
     """`count` cases, each with its own seed and a prompt cut to the room that the context leaves.
 

@@ -7,7 +7,7 @@ import re
 import sys
 
 from serving.cli.parser import UsageError, parse
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, OnesweepError, exit_code_of
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: errors print our own sentences instead
 
@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
     except OnesweepError as error:
         _say(f"onesweep: {error}")
-        return error.exit_code
+        return exit_code_of(error)
     except ModuleNotFoundError as error:
         if error.name != "cryptography":
             raise

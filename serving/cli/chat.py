@@ -101,8 +101,8 @@ def talk(
     chat = Chat.begin(open_client, settings)
     if prompt is not None:
         chat.answer(prompt)
-        return 0
-    Conversation(chat, failed).hold()
+    else:
+        Conversation(chat, failed).hold()
     return 0
 
 

@@ -153,8 +153,8 @@ class MachineRing:
         return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
 
     async def _until_changed(self, situation: object, job: Coroutine[None, None, None]) -> bool:
-        """Run a job to its end, unless machines come or go meanwhile; True if it ended."""
-        task = asyncio.create_task(job)
+        """Run a job on the rendezvous's loop to its end, unless machines come or go meanwhile; True if it ended."""
+        task = asyncio.create_task(self.rendezvous.here(job))
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=POLL_S)

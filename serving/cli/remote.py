@@ -104,10 +104,10 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     check_free({ROUTER: empty.router, HTTP: options.http})
     with _rendezvous(run, options, progress.say) as rendezvous:
         ring = MachineRing(rendezvous, empty, progress)
-        names = run_interruptible(ring.ordered(_wait(rendezvous, run, options, progress)))
+        names = run_interruptible(rendezvous.here(ring.ordered(_wait(rendezvous, run, options, progress))))
         checkpoint, plan = find_checkpoint(options, len(names), progress, [ring.rooms[name] for name in names])
         ring.plan(checkpoint, plan.parts, names)
-        run_interruptible(ring.bring(ring.topology, names))
+        run_interruptible(rendezvous.here(ring.bring(ring.topology, names)))
         deployment = Deployment.start(
             ring.topology,
             checkpoint,
@@ -140,7 +140,7 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
         addresses = (*own_addresses(port)[: MAX_ADDRESSES - 1], f"127.0.0.1:{port}")
     else:
         addresses = (options.listen,)
-    rendezvous, ready = Rendezvous(run, say), Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+    rendezvous, ready = Rendezvous(run, say), Future[asyncio.Event]()
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -148,7 +148,7 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
             async with rendezvous.serving(options.listen), await LinkProxy(rendezvous.dial).open():
                 rendezvous.proxy = os.environ[LINKS_VARIABLE]
                 rendezvous.write_links()
-                ready.set_result((asyncio.get_running_loop(), stop))
+                ready.set_result(stop)
                 await stop.wait()
         except BaseException as error:
             if not ready.done():
@@ -156,12 +156,12 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    loop, stop = ready.result()
+    stop = ready.result()
     (run.directory / ADDRESSES_NAME).write_text(json.dumps(addresses), encoding="utf-8")
     try:
         yield rendezvous
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        rendezvous.loop.call_soon_threadsafe(stop.set)
         thread.join()
 
 

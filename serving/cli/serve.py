@@ -37,7 +37,7 @@ from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import LINKS_VARIABLE, check_target, parse_address
 from stages.wire.secret_files import add_server_options, check_private, file_lock, state_directory
 from stages.wire.status import record_of
-from stages.wire.tls import Security, security_of
+from stages.wire.tls import Security, ending, security_of
 from stages.wire.tokens import read_tokens
 
 log = logging.getLogger(__name__)
@@ -252,7 +252,8 @@ def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
     """A router's status for a terminal."""
     state = "ready" if status.ready else "not ready"
     modes = ", ".join([*status.modes, *status.drawing_modes])
-    yield f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests"
+    about = f"router {state}", f"modes {modes}", f"{status.requests} of {status.request_limit} requests"
+    yield "; ".join(filter(None, [*about, ending(status.certificate_until_s)]))
     if status.sampling:
         yield f"default sampling: {status.sampling}"
     for host in status.hosts:

@@ -36,11 +36,11 @@ _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", 
 
 
 class RequestRefused(InputError):
-    """The router rejected the token or a field of the request; `code` is the gRPC status."""
+    """The router rejected the token or a field of the request; `code`: gRPC status, `reason`: TOO_LONG or empty."""
 
-    def __init__(self, message: str, code: StatusCode, request: str = "") -> None:
+    def __init__(self, message: str, code: StatusCode, request: str = "", reason: str = "") -> None:
         super().__init__(message)
-        self.code, self.request = code, request
+        self.code, self.request, self.reason = code, request, reason
 
 
 class RouterError(ServiceError):
@@ -130,7 +130,7 @@ class RouterConnection(ABC):
         code, details, metadata = error.code(), printable(error.details() or "", newline=" "), call_metadata(error)
         request, reached, address = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata, self.addresses[at]
         if code.name in _USER_MISTAKES:
-            return RequestRefused(f"{whose}{details}", code, request)
+            return RequestRefused(f"{whose}{details}", code, request, metadata.get(STATUS_MARK, ""))
         if code is StatusCode.DEADLINE_EXCEEDED:
             return RouterError(f"{whose}no answer within {timeout_s:g} s: {details}", code, request=request)
         if code is StatusCode.UNAVAILABLE and not reached:

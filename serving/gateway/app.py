@@ -12,7 +12,8 @@ import select
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +47,7 @@ from stages.signals import RESERVED, descriptor_limit, free_descriptors, run_unt
 from stages.telemetry.observability import Telemetry
 from stages.wire.channel import parse_address
 from stages.wire.secret_files import check_secret, stamp_of
-from stages.wire.tls import Stamp, check_end
+from stages.wire.tls import Stamp
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +244,8 @@ def open_socket(listen: str) -> socket.socket:
 
 def _read(certificate: Path, key: Path) -> ssl.SSLContext:
     """A context with these files. Raises InputError."""
+    from cryptography import x509
+
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2: only AEAD ciphers
     context.set_alpn_protocols(["http/1.1"])
@@ -251,5 +254,7 @@ def _read(certificate: Path, key: Path) -> ssl.SSLContext:
         # without a passphrase callback, a locked key would prompt on the terminal
         context.load_cert_chain(certificate, key, password=lambda: "")
         check_secret(key)
-        check_end(certificate, context)
+        with suppress(ValueError):  # only OpenSSL reads it
+            if x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc < datetime.now(UTC):
+                raise InputError(f"{certificate} has expired: renew it")
     return context

@@ -17,6 +17,7 @@ from serving.client.failover import RequestRefused, RouterError
 from serving.gateway.base_fields import INSTEAD
 from serving.router.request import SETTINGS
 from stages.errors import InputError, OnesweepError, close_to
+from stages.wire.status import TOO_LONG
 
 _SHOWN = 80  # most characters quoted of a wrong value
 REQUEST_ID = "x-request-id"
@@ -120,8 +121,8 @@ def api_error_of(error: Exception, path: str = "", model: object = None) -> ApiE
         return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
-        if status == 400 and re.search(r"\bcontext (length is|of) \d", str(error)):
-            code = "context_length_exceeded"  # OpenAI's, at which clients shorten the conversation
+        if isinstance(error, RequestRefused) and error.reason == TOO_LONG:
+            code = TOO_LONG
         headers = named([error.request] if error.request else [])
         if isinstance(error, RouterError) and error.retry_after_ms is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))

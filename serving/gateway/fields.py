@@ -129,6 +129,7 @@ class TextRequest(SampledRequest):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
         default=None, description="choices; choice i is what seed + i gives by itself"
     )
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(default=None, description="no effect: as n")
     stop: Stops = None
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = _setting_field("frequency_penalty")
@@ -187,6 +188,10 @@ class DetokenizeRequest(Fields):
     tokens: list[Token] = Field(min_length=1, max_length=MAX_PROMPT_BYTES)
 
 
+class FunctionKind(Fields):
+    type: Literal["function"]
+
+
 class FunctionName(Fields):
     name: ToolName
 
@@ -204,13 +209,11 @@ class FunctionTool(FunctionName):
         return held_part(self.parameters)[1]
 
 
-class ChatTool(Fields):
-    type: Literal["function"]
+class ChatTool(FunctionKind):
     function: FunctionTool
 
 
-class ToolChoice(Fields):
-    type: Literal["function"]
+class ToolChoice(FunctionKind):
     function: FunctionName
 
 

@@ -221,6 +221,7 @@ HTTP_METRICS = (
     MetricFamily("onesweep_http_request_seconds", "histogram", "Time to the end of the answer.", ("path",)),
 )
 OTHER = "other"  # label of unknown paths and methods: clients choose these, so they must not become labels
+PROBES = {"/healthz", "/readyz"}  # asked every few seconds: a success is not worth a line
 CLIENT_LEFT = "left"  # status of a request whose client left before the answer began
 
 
@@ -254,7 +255,8 @@ class RequestLog:
             self.statuses[path, status] += 1
             self.seconds.setdefault((path,), Histogram()).add(seconds)
             record = {"request": request, "method": method, "path": path, "status": status}
-            log.info(
+            log.log(
+                logging.DEBUG if path in PROBES and status == "200" else logging.INFO,
                 "%s %s %s, %.1f ms%s",
                 *(method, path, status, seconds * 1000, f", request {request}" if request else ""),
                 extra=record | {"ms": round(seconds * 1000, 3)},

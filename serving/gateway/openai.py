@@ -182,6 +182,8 @@ async def _order(router: RouterAccess, request: TextRequest, format_field: str =
     """:param format_field: the API's field for the text's format. Raises ApiError."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    if request.best_of not in (None, n := request.n or 1):
+        raise ApiError(400, f"best_of must be {n}, as n, not {request.best_of}: ask for n choices", param="best_of")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if isinstance(request, ChatRequest):

@@ -16,6 +16,7 @@ from serving.gateway.fields import (
     ChatRequest,
     ChatTool,
     Count,
+    FunctionKind,
     FunctionName,
     FunctionTool,
     JsonSchemaFormat,
@@ -101,10 +102,6 @@ def _check_outputs(items: list[InputItem]) -> list[InputItem]:
             raise ValueError(f"no earlier function_call has the call_id {item.call_id!r} of this output")
         called |= {item.call_id}
     return items
-
-
-class FunctionKind(Fields):
-    type: Literal["function"]
 
 
 # the type is the first field, so an error names another tool's type before its missing fields

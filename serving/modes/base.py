@@ -20,7 +20,7 @@ from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.status import internal, invalid
+from stages.wire.status import internal, too_long
 
 # Tokens per sweep, for byte models and for token models.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
@@ -80,7 +80,7 @@ class Generation(Request):
             parts = [f"prompt ({prompt} {tokenizer.noun})", f"output ({self.max_tokens}{unit})"]
             # an output too long for any prompt is the mistake to name first
             taken = " and ".join(parts if self.max_tokens < positions else reversed(parts)) + f" together take {total}"
-            raise invalid(f"{taken}, but {owner} maximum context length is {positions}: shorten one of them")
+            raise too_long(f"{taken}, but {owner} maximum context length is {positions}: shorten one of them")
 
     @property
     def shaping(self) -> Shaping:

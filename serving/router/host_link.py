@@ -22,7 +22,7 @@ from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import results_of
 from stages.wire.status import StatusError, internal
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tls import LOOPBACK_ONLY, Security, ending
 
 RELEASE_TIMEOUT_S = 5.0
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed, so that the answer leaves first.
@@ -122,8 +122,8 @@ class HostLink:
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.update(info)
         self.is_lost = False
-        slow = ONE_AT_A_TIME if info.one_at_a_time else ""
-        self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
+        clock = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
+        self.warning = clock or ending(info.certificate_until_s) or (ONE_AT_A_TIME if info.one_at_a_time else "")
         self.update_prefixes(info.prefixes)
         if monotonic() >= self.quarantined_until:
             self.quarantined = ""

@@ -19,7 +19,6 @@ from stages.clock import monotonic
 from stages.host.metrics import MAX_LINKS, LinkCounterTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
 from stages.wire.status import REQUEST_KEY, StatusError
-from stages.wire.tls import Expiry
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class RouterCounters:
             if isinstance(record.summary, router_pb2.Summary):
                 figures.first_byte_s.add(record.summary.first_byte_ms / 1000)
 
-    def read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> MetricValues:
+    def read(self, status: router_pb2.StatusResponse) -> MetricValues:
         """Values for a scrape. `status`: the current state of router and hosts."""
         modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # modes that had requests
         links, hosts = self.links.keep([host.name for host in status.hosts]), status.hosts[:MAX_LINKS]
@@ -157,7 +156,7 @@ class RouterCounters:
         values: MetricValues = {
             "info": {(status.version, status.release): 1},
             "ready": {(): status.ready},
-            "certificate_expiry_timestamp_seconds": expiry.rows(),
+            "certificate_expiry_timestamp_seconds": {(): until_s} if (until_s := status.certificate_until_s) else {},
             "requests_in_flight": {(): status.requests},
             "request_limit": {(): status.request_limit},
             "requests_total": codes,

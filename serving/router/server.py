@@ -32,7 +32,6 @@ from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
 from stages.wire.channel import MAX_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
 from stages.wire.status import StatusError
-from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
 log = logging.getLogger(__name__)
@@ -79,8 +78,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
     if figures is not None:
-        expiry = Expiry(security.tls)
-        lookout.serve(ROUTER_METRICS, lambda: figures.read(service.status(), expiry))
+        lookout.serve(ROUTER_METRICS, lambda: figures.read(service.status()))
     ring.set_hosts(settings.topology.hosts)
     checks.look()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)

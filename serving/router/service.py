@@ -43,6 +43,7 @@ from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import LinkRecord
 from stages.wire.status import Context, StatusError, check_protocol, data_loss, failed_precondition, ignoring_ended_call
+from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 R = TypeVar("R")
@@ -67,7 +68,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.figures, self.prompts = figures, PromptPools()
+        self.figures, self.prompts, self.expiry = figures, PromptPools(), Expiry(self.ring.security.tls)
         self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
     def Generate(
@@ -184,6 +185,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             sampling=next((words_of(each.sampling) for each in tokenizers if each.sampling), ""),
             chat=any(each.chats for each in tokenizers),
             advice=record.advice_on(pairs, trips_ms),
+            certificate_until_s=self.expiry.until_s(),
         )
 
     async def _progress_of(

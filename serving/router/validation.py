@@ -28,7 +28,7 @@ from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.limits import MAX_NESTING, nesting
 from stages.model.scoring import bias_problem
 from stages.threads import FairPool
-from stages.wire.status import deadline_exceeded, exhausted, failed_precondition, invalid
+from stages.wire.status import deadline_exceeded, exhausted, failed_precondition, invalid, too_long
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -191,7 +191,7 @@ async def tokenized(
 def check_size(size: int, mode: Mode) -> None:
     """Raise StatusError for more bytes than the context of `mode` can ever hold, without tokenizing them."""
     if size > (most := mode.positions * mode.tokenizer.max_token_bytes):
-        raise invalid(
+        raise too_long(
             f"the prompt has {size} bytes; the model's context of {mode.positions} {mode.tokenizer.noun} never holds "
             f"more than {most}: shorten it"
         )

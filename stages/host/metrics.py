@@ -11,7 +11,6 @@ from stages.host.plan import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
-from stages.wire.tls import Expiry
 
 if TYPE_CHECKING:
     from stages.host.scheduler import ScheduledHop
@@ -113,7 +112,7 @@ class HostCounters:
         if isinstance(event, stage_pb2.Event):
             figures.result_bytes += event.ByteSize()
 
-    def read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> MetricValues:
+    def read(self, host: stage_pb2.DescribeResponse) -> MetricValues:
         """Values for a scrape. `host`: the state that is read rather than counted."""
         models, counters = self.models, host.counters
         links = self.links.keep([link.address for link in host.links])
@@ -122,7 +121,7 @@ class HostCounters:
         values: MetricValues = {
             "info": {(host.name, host.version, host.backend, blocks): 1},
             "ready": {(): host.ready},
-            "certificate_expiry_timestamp_seconds": expiry.rows(),
+            "certificate_expiry_timestamp_seconds": {(): until_s} if (until_s := host.certificate_until_s) else {},
             "hop_queue_seconds": {(kind,): model.queue_s for kind, model in models.items()},
             "hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
             "received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},

@@ -32,7 +32,6 @@ from stages.threads import cancelled
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
 from stages.wire.channel import KEEPALIVE, HealthChecks, bind, check_target, new_server, serve_health
-from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
@@ -84,8 +83,7 @@ class StageServer:
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
         if figures is not None:
-            expiry = Expiry(self.settings.security.tls)
-            telemetry.serve(STAGE_METRICS, lambda: figures.read(service.description(), expiry))
+            telemetry.serve(STAGE_METRICS, lambda: figures.read(service.description()))
         health_server = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)

@@ -31,7 +31,7 @@ from stages.wire.hop_stream import Relay
 from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL, check_label
 from stages.wire.status import Context, StatusError, aborted, exhausted, failed_precondition, invalid, unavailable
-from stages.wire.tls import Security, Tls
+from stages.wire.tls import Expiry, Security, Tls
 
 MAX_RELEASED = 4096
 MAX_HOPS = 8192  # of a batch: each of 6 MB of empty hops would be refused by itself, which takes 24 s
@@ -204,7 +204,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     """Turns messages into calls of a Host; a StatusError ends a call (stages/wire/status.py)."""
 
     def __init__(self, host: Host, loader: Loader, seat: StageSeat | None = None, tls: Tls | None = None) -> None:
-        self.host, self.loader, self.seat, self.tls = host, loader, seat, tls
+        self.host, self.loader, self.seat, self.expiry = host, loader, seat, Expiry(tls)
         self.not_ready_reason = "loading weights"
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
@@ -242,6 +242,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             room=self.seat.room() if self.seat else None,
             unix_us=time.time_ns() // 1000,
             stall_ms=min(int(self.host.stall_s * 1000), MAX_STALL_MS),
+            certificate_until_s=self.expiry.until_s(),
             one_at_a_time=any(each.parts is not None and each.parts.one_at_a_time for each in self.host.releases.all),
         )
 

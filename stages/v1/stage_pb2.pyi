@@ -82,6 +82,7 @@ class DescribeResponse(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     ONE_AT_A_TIME_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_UNTIL_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -100,6 +101,8 @@ class DescribeResponse(_message.Message):
     """its name, a slash, and what only this process is called"""
     one_at_a_time: _builtins.bool
     """on this machine a result would depend on those beside it, so each is computed alone"""
+    certificate_until_s: _builtins.int
+    """Unix time at which its certificate ends; 0: it has none"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -140,10 +143,11 @@ class DescribeResponse(_message.Message):
         machine: _builtins.str = ...,
         instance: _builtins.str = ...,
         one_at_a_time: _builtins.bool = ...,
+        certificate_until_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "instance", b"instance", "links", b"links", "machine", b"machine", "name", b"name", "not_ready_reason", b"not_ready_reason", "one_at_a_time", b"one_at_a_time", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "certificate_until_s", b"certificate_until_s", "counters", b"counters", "instance", b"instance", "links", b"links", "machine", b"machine", "name", b"name", "not_ready_reason", b"not_ready_reason", "one_at_a_time", b"one_at_a_time", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,12 +79,8 @@ def _plain(host: str) -> str:
 
 
 def check_certificate(method: str, request: object, context: Context) -> None:
-    """`check_caller` for the identity in the caller's certificate."""
-    check_caller(identity_of(context), method, request)
-
-
-def check_caller(peer: Identity | None, method: str, request: object) -> None:
-    """Raise StatusError unless `peer` may call `method` of the stage service."""
+    """Raise StatusError unless the caller's certificate allows `method` of the stage service."""
+    peer = identity_of(context)
     shown = peer.uri if peer else "not from `onesweep certs`"
     if peer is None or peer.role not in (HOST, ROUTER):
         raise permission_denied(f"your certificate is {shown}: a stage server accepts only hosts and routers")

@@ -159,7 +159,7 @@ class MachineLinks:
         self.awaited = AwaitedPipes()  # type: ignore[abstract]
         self.attends = False
         tls.read()
-        self._rendezvous, self._secret = tuple(rendezvous), secret
+        self._rendezvous, self._shown = tuple(rendezvous), token_metadata(secret)
         self._channels = dict[str, grpc.aio.Channel]()
         self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
         self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
@@ -319,25 +319,27 @@ class MachineLinks:
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
         probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MAX_ANNOUNCED]]
-        with contextlib.suppress(TimeoutError):
-            try:
-                for probe in asyncio.as_completed(probes, timeout=PROBE_S):
-                    with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
-                        return await probe
-            finally:
-                await cancelled(probes)
-        return None
+        try:
+            for probe in asyncio.as_completed(probes):
+                if (found := await probe) is not None:
+                    return found
+            return None
+        finally:
+            await cancelled(probes)
 
-    async def _shows(self, address: str, name: str) -> str:
-        """`address`, if the machine `name` is there. Raises OSError."""
-        context = ssl.create_default_context(cafile=str(self.tls.authority))
+    async def _shows(self, address: str, name: str) -> str | None:
+        """`address`, if the machine `name` is there."""
         assert self.tls.certificate is not None
-        context.load_cert_chain(self.tls.certificate, self.tls.key)
-        context.set_alpn_protocols(["h2"])
         host, port = parse_address(address)
-        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
-        writer.transport.abort()
-        return address
+        with contextlib.suppress(OSError):  # errors of TLS and of the clock are of this class, too
+            context = ssl.create_default_context(cafile=str(self.tls.authority))
+            context.load_cert_chain(self.tls.certificate, self.tls.key)
+            context.set_alpn_protocols(["h2"])
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
+            writer.transport.abort()
+            return address
+        return None
 
     def _choose(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, kind: str, address: str = "") -> None:
         """Remember a way, and show it to people on both machines."""
@@ -360,10 +362,6 @@ class MachineLinks:
             options = (("grpc.ssl_target_name_override", name), *KEEPALIVE)
             self._channels[address] = open_channel(address, security=Security(tls), options=options, metadata=shown)
         return self._channels[address]
-
-    @property
-    def _shown(self) -> tuple[tuple[str, str], ...]:
-        return token_metadata(self._secret)
 
     def _begin(self, job: Awaitable[None]) -> None:
         task = asyncio.ensure_future(job)

@@ -7,11 +7,11 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -43,6 +43,7 @@ from stages.wire.tls import Security, Tls
 from stages.wire.tokens import HEADER, SCHEME, token_hash
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 # Between renewals of its own certificate, checks for revoked machines, and records of relayed bytes.
@@ -80,7 +81,7 @@ class RunDirectory:
     def __init__(self, directory: Path) -> None:
         """Create missing files. Raises InputError."""
         make_private_directory(directory)
-        self.directory = directory
+        self.directory, self._machines = directory, directory / "machines.json"
         is_new = not (directory / f"{AUTHORITY}.pem").exists()
         self.authority = Authority.create(directory, AUTHORITY_DAYS) if is_new else Authority.open(directory)
         own = directory / f"{ROUTER_NAME}.pem"
@@ -96,10 +97,6 @@ class RunDirectory:
     def renew(self) -> None:
         """Renew the router's certificate: same key, so its fingerprint stays. Raises InputError."""
         self.authority.renew(ROUTER_NAME, LEAF_DAYS)
-
-    @property
-    def _machines(self) -> Path:
-        return self.directory / "machines.json"
 
     def machines(self) -> dict[str, Machine]:
         """Machines that joined, by name. Raises InputError."""
@@ -132,6 +129,10 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.advice = list[str]()  # for people, in `status`
         self.announces = True  # whether to announce each link whose kind changes
 
+    async def here(self, job: Coroutine[Any, Any, T]) -> T:
+        """Run a job of another thread's loop on this one: gRPC's poller is for one loop of a process."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(job, self.loop))
+
     @property
     def present(self) -> list[str]:
         """Attending machines that are not leaving, in the order of joining. From any thread: it copies at once."""
@@ -151,7 +152,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             found = self._machine_of(dict(metadata))
             return found.name if found else ""
 
-        bounds = [CallBounds(caller, MAX_CALLS)]
+        self.loop, bounds = asyncio.get_running_loop(), [CallBounds(caller, MAX_CALLS)]
         options = (*WINDOW_OPTIONS, *KEEPALIVE)
         server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MAX_CALLS, options=options)
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)

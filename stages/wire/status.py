@@ -21,8 +21,9 @@ from google.protobuf.message import DecodeError, Message
 from stages.errors import WordedError, printable
 
 RETRY_AFTER = "retry-after-ms"
-# Trailing metadata of every StatusError: tells ours from the statuses that gRPC makes up when a peer is gone.
+# Trailing metadata of every StatusError, its reason: tells ours from statuses that gRPC makes up when a peer is gone.
 STATUS_MARK = "onesweep-refusal"
+TOO_LONG = "context_length_exceeded"  # a reason, as OpenAI's API words it: its clients then shorten the conversation
 REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs
 # Protocol of router.proto, which callers state. Third-party callers need not: 0 means protocol 1.
 CALLS = 1
@@ -41,14 +42,15 @@ if TYPE_CHECKING:
 
 
 class StatusError(WordedError):
-    """A status code, a sentence for people, and for RESOURCE_EXHAUSTED the time to wait before a retry."""
+    """A status code, a sentence for people, for RESOURCE_EXHAUSTED the time to wait before a retry, and for programs
+    that must tell this error from others of its code a reason."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
+    def __init__(self, code: Code, message: str, retry_after_ms: int | None = None, reason: str = "") -> None:
         if len(message) > MAX_CHARACTERS:
             message = f"{message[:MAX_CHARACTERS]} ..."
         message = printable(message, newline=" ")  # another machine may have written part of it
         super().__init__(message)
-        self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
+        self.code, self.message, self.retry_after_ms, self.reason = code, message, retry_after_ms, reason
 
     @property
     def number(self) -> int:
@@ -66,7 +68,7 @@ class StatusError(WordedError):
 
     async def abort(self, context: Context) -> None:
         """End a call with this status; trailing metadata already set stays. The handler should then return."""
-        metadata: list[Any] = [*(context.trailing_metadata() or ()), (STATUS_MARK, "1")]
+        metadata: list[Any] = [*(context.trailing_metadata() or ()), (STATUS_MARK, self.reason)]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
         try:
@@ -88,6 +90,7 @@ failed_precondition = partial(StatusError, grpc.StatusCode.FAILED_PRECONDITION)
 internal = partial(StatusError, grpc.StatusCode.INTERNAL)
 invalid = partial(StatusError, grpc.StatusCode.INVALID_ARGUMENT)
 not_found = partial(StatusError, grpc.StatusCode.NOT_FOUND)
+too_long = partial(invalid, reason=TOO_LONG)
 permission_denied = partial(StatusError, grpc.StatusCode.PERMISSION_DENIED)
 unauthenticated = partial(StatusError, grpc.StatusCode.UNAUTHENTICATED)
 unavailable = partial(StatusError, grpc.StatusCode.UNAVAILABLE)

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 CERTIFICATE_MARK = b"-----BEGIN CERTIFICATE-----"
 KEY_MARK = b"PRIVATE KEY-----"
 ROUND_TRIPS = 4  # of a handshake in memory: more than one needs
-NO_CHECK_TIME = 1 << 21  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a file may hold other certificates, which have expired
 
+LAST_DAYS = 7  # of a certificate, in which people are told; deploy/alerts.yml has the same
 Stamp = tuple[FileStamp, ...]  # state of some files, to detect changes
 
 OTHER_AUTHORITY = "presented a certificate from another authority than --tls-ca: give both sides the same ca.pem"
@@ -172,21 +172,27 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 class Expiry:
-    """The expiry of this process's own certificate, for its metrics."""
+    """The expiry of this process's own certificate."""
 
     def __init__(self, tls: Tls | None) -> None:
-        self._tls = tls
+        self._tls, self._until_s = tls, 0
         self._stamp: Stamp | None = None
-        self._rows: dict[tuple[str, ...], float] = {}
 
-    def rows(self) -> dict[tuple[str, ...], float]:
-        """Unix time as a metric without labels, none without a certificate; while the files cannot be used, the last
-        known value."""
+    def until_s(self) -> int:
+        """Unix time, 0 without a certificate; while the files cannot be used, the last known value."""
         if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
             with suppress(InputError):
                 certificate = self._tls.read().certificate
-                self._stamp, self._rows = stamp, {(): certificate.until.timestamp()} if certificate else {}
-        return self._rows
+                self._stamp, self._until_s = stamp, int(certificate.until.timestamp()) if certificate else 0
+        return self._until_s
+
+
+def ending(until_s: int) -> str:
+    """A sentence about a certificate in its last days; empty before them, and without one (0)."""
+    if not until_s or until_s > time.time() + LAST_DAYS * 86400:
+        return ""
+    day = datetime.fromtimestamp(until_s, UTC)
+    return f"its certificate ends on {day:%Y-%m-%d}: run `onesweep certs renew`, and copy it there"
 
 
 def check_authority(path: Path, raw: bytes) -> None:
@@ -206,11 +212,15 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
     def no_password() -> str:
         raise InputError(f"{key} has a password, which no one is there to type: store it without one, chmod 600")
 
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     try:
         server.load_verify_locations(authority)
         for context in (client, server):
             context.load_cert_chain(certificate, key, no_password)
-        shown = _shown(client, server)
+        sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+        for side in sides * ROUND_TRIPS:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
     except ssl.SSLCertVerificationError as error:
         raise InputError(f"{certificate} is refused: {_reason(error.verify_message, authority)}") from None
     except ssl.SSLError as error:
@@ -219,31 +229,9 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
         raise InputError(
             f"{certificate} and {key} cannot be used ({error.reason or 'damaged'}): make new ones"
         ) from None
+    shown: dict[str, Any] = sides[1].getpeercert() or {}
     uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
     return Certificate(Identity.of(uris), datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC))
-
-
-def check_end(certificate: Path, server: ssl.SSLContext) -> None:
-    """Raise InputError if a server's certificate has expired, whichever authority issued it; OSError if unreadable."""
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
-    client.load_verify_locations(certificate)
-    with suppress(ssl.SSLError):  # it is refused for another reason, for which some clients may accept it
-        if ssl.cert_time_to_seconds(_shown(client, server)["notAfter"]) < time.time():
-            raise InputError(f"{certificate} has expired: renew it")
-
-
-def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
-    """The certificate as the side that verifies it sees it after a handshake."""
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
-    for side in sides * ROUND_TRIPS:
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-    return sides[0].getpeercert() or sides[1].getpeercert() or {}
 
 
 def _reason(problem: str, authority: Path) -> str:

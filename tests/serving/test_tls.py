@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from serving.cli.ports import free_port_block
+from serving.cli.serve import status_lines
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
 from serving.gateway.app import OwnCertificate
 from serving.router.settings import AdmissionSettings
@@ -21,7 +22,7 @@ from stages.wire.auth import CLIENT, ROUTER
 from stages.wire.certificates import Authority
 from stages.wire.channel import MAX_ARRIVING, open_channel
 from stages.wire.status import CALLS
-from stages.wire.tls import Security
+from stages.wire.tls import Security, ending
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki, until
 from tests.serving.conftest import Run
@@ -93,7 +94,8 @@ def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPath
 def test_tokens_over_the_wire(served: Served) -> None:
     with served.client() as client:
         assert ask(client) == 4
-        assert not client.status().ready
+        assert not (told := client.status()).ready
+        assert next(status_lines(told)).endswith(f"of 8 requests; {ending(told.certificate_until_s)}")
     with served.client("root") as client:
         assert ask(client) == 4
     for token, code, says in (

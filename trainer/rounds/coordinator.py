@@ -71,7 +71,7 @@ class Coordinator:
         self.members.is_closed = lambda place: f"place-{place.replica}" in ledger.expelled([spec.parts[place.part]])
         self.intake = UpdateIntake(spec, ledger, directory)
         scored = spec.config.rounds.robust == "scored"
-        self.loss = HeldOut(spec, corpus, ledger.weights, int(ledger.secret, 16)) if scored else None
+        self.loss = HeldOut(spec, corpus, ledger.weights, ledger.secret) if scored else None
         self.problem = self.unpublished = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0

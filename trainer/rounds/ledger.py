@@ -7,6 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -47,6 +48,9 @@ class UpdateVerdict:
     reason: str = ""
 
 
+_refused = partial(UpdateVerdict, "refused")
+
+
 @dataclass(frozen=True)
 class Merged:
     """A closed round."""
@@ -75,7 +79,7 @@ class Ledger:
         # Names this run apart from others with the same settings; it lasts as long as the directory.
         self.incarnation = secrets.token_hex(8)
         # Selects the held-out text of each merge; never leaves this directory.
-        self.secret = secrets.token_hex(6)
+        self.secret = secrets.randbits(48)
         self._parts = {name: _Part(name, weights, settings, now_s) for name, weights in parts.items()}
         records = store.records()
         if not records:
@@ -83,7 +87,7 @@ class Ledger:
         else:
             try:
                 self._resume(identity, records)
-            except (KeyError, TypeError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ResumeError(f"{DATABASE} has an event that makes no sense ({error!r}); {RESTORE}") from None
 
     def round(self, part: str) -> int:
@@ -132,22 +136,18 @@ class Ledger:
         if update.id in part.ids:
             if self.version_with(part.name, update.id, update.worker) is not None:
                 return UpdateVerdict("duplicate")
-            return UpdateVerdict(
-                "refused", f"another worker has already submitted {update.id} for {part.name}; ids must be unique"
-            )
+            return _refused(f"another worker has already submitted {update.id} for {part.name}; ids must be unique")
         if reason := round_problem(update, part.round, self.settings):
-            return UpdateVerdict("refused", reason)
+            return _refused(reason)
         length = norm(update.delta)
         if reason := norm_problem(length, part.length, part.norms, self.settings):
-            return UpdateVerdict("refused", reason)
+            return _refused(reason)
         if (other := part.submitted.get((update.worker, update.round))) is not None:
-            return UpdateVerdict(
-                "refused", f"{update.worker} has already submitted {other} for round {update.round} of {part.name}"
-            )
+            return _refused(f"{update.worker} has already submitted {other} for round {update.round} of {part.name}")
         # names cost nothing: a worker that keeps taking new ones must not fill the disk or a merge
         if sum(number == update.round for _, number in part.submitted) >= self.settings.replicas:
             full = f"round {update.round} of {part.name} already has updates from its {self.settings.replicas} workers"
-            return UpdateVerdict("refused", f"{full}: another worker has submitted for your place")
+            return _refused(f"{full}: another worker has submitted for your place")
         staleness = part.round - update.round
         discount = self.settings.stale_discount**staleness
         record = {
@@ -244,7 +244,7 @@ class Ledger:
         for name, part in self._parts.items():
             part.digests[0] = self.store.put_version(name, 0, part.version)
         stored = {name: part.digests[0] for name, part in self._parts.items()}
-        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation, "secret": self.secret}
+        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation, "secret": f"{self.secret:x}"}
         self.store.commit({**run, "parts": begun, "stored": stored})
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
@@ -253,7 +253,7 @@ class Ledger:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to resume, or another --out"
             )
-        self.incarnation, self.secret = first["incarnation"], first["secret"]
+        self.incarnation, self.secret = str(first["incarnation"]), int(first["secret"], 16)
         begun = {name: part.digests[0] for name, part in self._parts.items()}
         if first["parts"] != begun:
             raise ResumeError("these rounds began with other weights; did another version of onesweep start them?")
@@ -302,11 +302,13 @@ class _Part:
         self.submitted[record["worker"], record["round"]] = record["id"]
         if record["kind"] == "dropped":
             return
-        self.pending[record["id"]] = record
+        if not all(math.isfinite(record[name]) for name in ("weight", "norm", "after_s")):
+            raise ValueError(record["id"])
+        self.pending[record["id"]] = record | {"voter": str(record["voter"])}
         self.norms.append(record["norm"])
         if record["round"] == self.round:
             self.arrivals.append(record["after_s"])
-            self.start_versions = record.get("beside", {})
+            self.start_versions = {name: int(version) for name, version in record.get("beside", {}).items()}
 
     def start_version(self, other: _Part) -> int:
         """The version of another part that workers had when the open round began, or the oldest one kept."""
@@ -320,7 +322,7 @@ class _Part:
         self.round = record["round"] + 1
         self.past.extend(self.arrivals)
         self.arrivals, self.start_versions = [], {}
-        self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
+        self.public_digest, self.digests[self.round] = str(record["weights"]), record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
         # older updates are refused as stale
         oldest = self.round - self.settings.max_staleness - 1

@@ -4,7 +4,8 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from stages.errors import ResumeError
+from stages.errors import ConfigError, ResumeError
+from stages.settings import from_toml
 from stages.wire.status import aborted, already_exists, exhausted, not_found
 from trainer.rounds.store import DATABASE, RESTORE, Record, Store
 from trainer.v1 import rounds_pb2
@@ -85,14 +86,16 @@ class Members:
         self.is_closed: Callable[[Place], bool] = lambda place: False  # True if no worker may take the place
         self._members: dict[Place, Member] = {}
         try:
-            records = [(Place(r["part"], r["replica"]), {n: r[n] for n in SAVED_FIELDS}) for r in store.members()]
-        except (KeyError, TypeError, ValueError) as error:
+            for record in store.members():
+                place = from_toml(Place, {name: record[name] for name in ("part", "replica")}, "its place")
+                own = {"place": place, "last_call_s": now_s}
+                member = from_toml(Member, own | {name: record[name] for name in SAVED_FIELDS}, "its worker")
+                if not member.lease:  # else its lease starts over
+                    self.leave(member)
+                if place.part in range(parts) and place.replica in range(replicas):
+                    self._members[place] = member
+        except (ConfigError, KeyError) as error:
             raise ResumeError(f"{DATABASE} has a place that makes no sense ({error!r}); {RESTORE}") from None
-        for place, saved in records:
-            # if a worker held it, its lease starts over
-            last_call_s = now_s if saved["lease"] else float("-inf")
-            if place.part < parts and place.replica < replicas:
-                self._members[place] = Member(place=place, last_call_s=last_call_s, **saved)
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])

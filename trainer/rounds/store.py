@@ -22,6 +22,7 @@ from trainer.rounds.codecs import Tensors
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
 RESTORE = "restore a copy of the whole directory, or start over with another --out"
+EVENTS = "SELECT record FROM events ORDER BY number"
 BUSY_S = 60.0  # how long a writer waits for a reader
 # An update is accepted once, a worker hands in once per round, a round closes once, and an update is merged or left
 # out once: the database itself enforces this.
@@ -128,7 +129,7 @@ class Store:
 
     def members(self) -> Sequence[Record]:
         """The saved places."""
-        return [json.loads(text) for (text,) in self.database.execute("SELECT record FROM members")]
+        return read_events(self.database, "SELECT record FROM members")
 
     def save_members(self, records: Sequence[Record]) -> None:
         """Replace all saved places."""
@@ -237,11 +238,11 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(regular(path), timeout=BUSY_S, check_same_thread=False)
 
 
-def read_events(database: sqlite3.Connection) -> list[Record]:
-    """All events in order. Raises ResumeError if they cannot be read."""
+def read_events(database: sqlite3.Connection, query: str = EVENTS) -> list[Record]:
+    """All events in order, or the records that another query finds. Raises ResumeError if they cannot be read."""
     try:
-        return [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
-    except (sqlite3.Error, ValueError) as error:
+        return [dict(json.loads(text)) for (text,) in database.execute(query)]
+    except (sqlite3.Error, TypeError, ValueError) as error:
         raise ResumeError(f"cannot read {DATABASE} ({error}); {RESTORE}") from None
 
 
@@ -363,7 +364,8 @@ def _audit(database: sqlite3.Connection, directory: Path) -> Audit:
     damage = [row for row in database.execute("PRAGMA quick_check") if row != ("ok",)]
     found.problems += [f"{DATABASE} is damaged: {words}" for (words,) in damage]
     found.problems += [words.format(*row) for words, query in RULES.items() for row in database.execute(query)]
-    files = [(tensors_path(directory, UPDATES, part, name), sha256) for part, name, sha256 in pending]
+    # a damaged row may have no part
+    files = [(tensors_path(directory, UPDATES, f"{part}", name), sha256) for part, name, sha256 in pending]
     for file, sha256 in [*files, *((tensors_path(directory, VERSIONS, part, n), sha256) for part, n, sha256 in newest)]:
         try:
             load_checked(file, sha256)

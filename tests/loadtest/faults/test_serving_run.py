@@ -12,7 +12,6 @@ from loadtest.faults.serving_run import (
     Answer,
     ChaosResult,
     Fate,
-    SeededRequest,
     chaos,
     serving_report,
     verdict,
@@ -21,6 +20,7 @@ from loadtest.faults.serving_run import (
 from loadtest.lab.lab import lab_problem
 from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.caller import RouterState
+from loadtest.workload.prompts import SeededRequest
 from loadtest.workload.testbed import LOOPBACK
 
 TEXT = b"calm sea"
@@ -29,7 +29,7 @@ RETRIABLE = replace(GOOD, outputs=[TEXT[:4], TEXT], failures=["UNAVAILABLE: gone
 KILL = PlannedFault("kill", ("a-1",), 10.6, 3.4)
 RESULT = ChaosResult(
     settings=ChaosSettings(profile=LOOPBACK, minutes=1.0),
-    cases=(SeededRequest("ar", "The", 3),),
+    cases=(SeededRequest("The", 3, "ar", 48),),
     texts=[TEXT],
     answers=[GOOD, RETRIABLE],
     faults=[KILL],

@@ -32,7 +32,8 @@ def test_a_whole_run(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert whole["commit"].removesuffix("+changes") == (head.stdout.strip() or "unknown")
     (record,) = whole["rows"]
-    assert (record["mode"], record["users"], whole["settings"]["target"]) == ("sweep", 2, "as found")
+    assert (whole["bench"], record["mode"], record["users"]) == ("loadtest", "sweep", 2)
+    assert whole["settings"]["target"] == "as found"
     assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
     assert record["requests"] == record["right"] > 0
     assert record["outside"]["requests"] == record["outside"]["right"] > 0

@@ -1,5 +1,6 @@
 """Careless mistakes: a sentence with the remedy, the right exit code, no traceback."""
 
+import errno
 import io
 import os
 import re
@@ -213,6 +214,14 @@ def test_output_that_cannot_be_written_ends_in_a_sentence(
             changed.setattr("sys.stdout", full)
             assert main(line.split()) == 1
         assert capsys.readouterr().err == "onesweep: cannot write the output: No space left on device\n"
+
+
+def test_a_disk_that_fails_is_no_mistake_in_a_value(
+    bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    assert main(["deploy", "--router", "127.0.0.1:1", str(bundles / "own")]) == 1
+    assert "Input/output error" in capsys.readouterr().err
 
 
 def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_a_length_that_nobody_asked_for_fits_the_context(openai: OpenAI, client:
 def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": 40}
     alone = [openai.completions.create(**asked, seed=seed).choices[0].text for seed in (11, 12, 13)]
-    answer: Any = openai.completions.create(**asked, seed=11, n=3)
+    answer: Any = openai.completions.create(**asked, seed=11, n=3, best_of=3)
     assert [choice.text for choice in answer.choices] == alone
     assert [(costs["index"], costs["seed"]) for costs in accounting(answer)] == [(0, 11), (1, 12), (2, 13)]
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (17, 120)

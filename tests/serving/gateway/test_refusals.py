@@ -42,7 +42,7 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
         if late:
             yield router_pb2.GenerateResponse(text=b"x")
         context.set_trailing_metadata(((STATUS_MARK, "1"), (RETRY_AFTER, "1500")))
-        context.abort(grpc.StatusCode[name], "a reason")
+        context.abort(grpc.StatusCode[name], "a reason, quoted: context length is 8")
 
     def Status(self, request: router_pb2.StatusRequest, context: grpc.ServicerContext) -> router_pb2.StatusResponse:
         self.hear(context)
@@ -133,9 +133,11 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
     [
         ({"model": "onesweep-gpt"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
         ({"max_tokens": 600}, api.BadRequestError, "context_length_exceeded", "context length is 512"),
+        ({"prompt": "a" * 600}, api.BadRequestError, "context_length_exceeded", "context of 512 bytes"),
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, None, "prompt must not be empty\n"),
         ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),
+        ({"best_of": 2}, api.BadRequestError, None, "best_of must be 1, as n, not 2: ask for n choices"),
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
         ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256 does not exist: the model has 0"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),

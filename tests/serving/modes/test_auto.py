@@ -204,13 +204,10 @@ def test_more_time_is_never_worse(made: list[Forecast], one: float, other: float
         assert more.picked.option.bits <= less.picked.option.bits
 
 
-def test_of_two_equals_the_quicker() -> None:
+def test_of_two_equals_the_quicker_and_the_reason_tells_what_and_why() -> None:
     choice: Any = choose([forecast(2.0, 300.0), forecast(2.0, 200.0)], None)
     assert choice.picked.ms == 200.0
-
-
-def test_the_reason_tells_what_and_why() -> None:
-    choice: Any = choose([forecast(2.0, 900.0, 1.5), forecast(2.5, 200.0)], 1000.0)
+    choice = choose([forecast(2.0, 900.0, 1.5), forecast(2.5, 200.0)], 1000.0)
     assert choice.reason == (
         "ar-speculative with 2.500 judge bits a byte has the best text of the 1 of 2 settings that fit 1000 ms; "
         "200 ms expected now: 10 sweeps of 20 ms and 0 ms of compute"

@@ -11,6 +11,7 @@ import pytest
 from serving.router.admission import DAY_S, Admission, PlaceRequest
 from serving.router.service import RouterService
 from serving.router.settings import AdmissionSettings
+from stages.wire.channel import LOOPBACK_ONLY
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANONYMOUS, Key, Keyring
 
@@ -127,7 +128,7 @@ class Held:
 
 
 def serving(limits: Admission) -> RouterService:
-    rollout: Any = SimpleNamespace(ring=None)
+    rollout: Any = SimpleNamespace(ring=SimpleNamespace(security=LOOPBACK_ONLY))
     return RouterService(rollout, Keyring(), limits, 1.0)
 
 

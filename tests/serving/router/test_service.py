@@ -24,6 +24,7 @@ from stages.backends import runner_checks
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import InputError
 from stages.wire.channel import open_blocking_channel
+from stages.wire.tls import Expiry
 from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.conftest import Run
 from tests.stages.checkpoints import put_release
@@ -65,6 +66,8 @@ def test_a_host_that_computes_requests_one_at_a_time_says_why(
     wait_ready(topology.router)
     with Client(topology.router) as client:
         assert [host.warning for host in client.status().hosts] == [ONE_AT_A_TIME, ""]
+        monkeypatch.setattr(Expiry, "until_s", lambda expiry: 1 << 30)
+        until(lambda: all("its certificate ends on 2004-01-10" in host.warning for host in client.status().hosts))
 
 
 def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path, servers: Any) -> None:

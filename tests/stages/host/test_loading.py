@@ -82,10 +82,12 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
     async with held_by() as (host, loader):
         old = ar_of(host)
         whole = await text(host, old, "whole")
-        first = await outcome(host, step(old, "begun"))
+        first, other = await outcome(host, step(old, "begun")), await outcome(host, step(old, "other"))
         await loader.load(names["other"], [names["own"]])
         assert held(host) == [names["own"], names["other"]]
         middle = ar_of(host)
+        with pytest.raises(StatusError, match="the request is for the checkpoint"):  # of another's weights
+            await outcome(host, step(middle, "other", other.text))
         assert {await text(host, middle, "m"), await text(host, old, "o")} > {whole}
         put_release(loader.require_store(), bundles / "scored")
         await loader.load(names["scored"], [names["other"]])
@@ -95,15 +97,6 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
         with pytest.raises(StatusError, match="the request is for the checkpoint") as caught:
             await outcome(host, step(old, "late"))
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names: dict[str, str]) -> None:
-    async with held_by() as (host, loader):
-        old = ar_of(host)
-        first = await outcome(host, step(old, "s"))
-        await loader.load(names["other"], [names["own"]])
-        with pytest.raises(StatusError, match="the request is for the checkpoint"):
-            await outcome(host, step(ar_of(host), "s", first.text))
 
 
 async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:

@@ -23,7 +23,7 @@ from stages.telemetry.prometheus import MetricsServer
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, next_read
 from stages.wire.status import exhausted, not_found
-from stages.wire.tls import Expiry
+from stages.wire.tls import Expiry, ending
 from tests.conftest import PATIENCE_S
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
@@ -38,7 +38,7 @@ from tests.stages.slow_runner import watched
     ],
 )
 def test_every_family_is_read_and_every_name_follows_the_conventions(counters: Any, said: Any, families: Any) -> None:
-    read = counters().read(said(), Expiry(None))
+    read = counters().read(said())
     assert list(read) == [family.name for family in families]
     for family in families:
         assert family.name.endswith("_total") == (family.kind == "counter")
@@ -51,7 +51,7 @@ def test_links_that_are_gone_make_room() -> None:
         figures.links.link(f"10.0.0.1:{port}").sent(1)
     host = stage_pb2.DescribeResponse()
     host.links.add(address="10.0.0.1:3")
-    sent = figures.read(host, Expiry(None))["onesweep_stage_link_sent_bytes_total"]
+    sent = figures.read(host)["onesweep_stage_link_sent_bytes_total"]
     assert set(sent) == {("10.0.0.1:3",), (OTHERS,)}
     figures.links.link("10.0.0.2:1").sent(5)
     assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
@@ -77,7 +77,7 @@ def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
     host.links.add(address="127.0.0.1:1", rtt_ms=20)
     host.links.add(address="127.0.0.1:2", problem="lost")
-    text = scrape(STAGE_METRICS, lambda: figures.read(host, Expiry(None)))
+    text = scrape(STAGE_METRICS, lambda: figures.read(host))
     for line in (
         'onesweep_stage_info{backend="",blocks="0,1",name="paris",version=""} 1.0',
         'onesweep_stage_refused_total{code="RESOURCE_EXHAUSTED"} 1.0',
@@ -152,7 +152,7 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
-    read = host.meter.read(stage_pb2.DescribeResponse(), Expiry(None))
+    read = host.meter.read(stage_pb2.DescribeResponse())
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1, ("NOT_FOUND",): 1}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING", "INFO", "WARNING"]
@@ -171,10 +171,12 @@ def test_the_end_of_a_certificate_is_read_again_when_it_is_renewed(new_pki: Call
     pki = new_pki("own")
     tls = pki.issue("host", "paris")
     expiry = Expiry(tls)
-    first = expiry.rows()
-    assert first == {(): tls.read().certificate.until.timestamp()}
+    first = expiry.until_s()
+    assert first == tls.read().certificate.until.timestamp()
     pki.expire(tls)  # it is refused: the last that was right still tells when
-    assert expiry.rows() == first
+    assert expiry.until_s() == first
     renewed = pki.issue("host", "paris", force=True)
-    assert expiry.rows()[()] == renewed.read().certificate.until.timestamp() >= first[()]
-    assert Expiry(None).rows() == {}
+    assert expiry.until_s() == renewed.read().certificate.until.timestamp() >= first
+    assert Expiry(None).until_s() == 0
+    assert f"its certificate ends on {tls.read().certificate.until:%Y-%m-%d}: run `onesweep" in ending(first)
+    assert ending(first + 3 * 86400) == ending(0) == ""

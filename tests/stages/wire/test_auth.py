@@ -1,10 +1,12 @@
 """What a certificate allows: hosts, routers and clients at a stage server."""
 
+from unittest.mock import Mock
+
 import grpc
 import pytest
 
 from stages.v1 import stage_pb2
-from stages.wire.auth import CLIENT, HOST, ROUTER, Identity, check_caller
+from stages.wire.auth import CLIENT, HOST, ROUTER, Identity, check_certificate
 from stages.wire.hop_stream import Relay
 from stages.wire.status import StatusError
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, refusal, with_relay
@@ -28,7 +30,9 @@ def test_a_client_is_no_host_and_a_host_may_not_do_what_routers_do(new_pki: NewP
 
 def may(peer: Identity | None, method: str) -> bool:
     try:
-        check_caller(peer, method, stage_pb2.SubscribeRequest(router="r.1") if method == "Subscribe" else None)
+        request = stage_pb2.SubscribeRequest(router="r.1") if method == "Subscribe" else None
+        shown = {"peer_uri": [peer.uri.encode()]} if peer else {}
+        check_certificate(method, request, Mock(**{"auth_context.return_value": shown}))
     except StatusError:
         return False
     return True

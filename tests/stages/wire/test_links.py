@@ -18,7 +18,6 @@ from stages.wire.links import BETWEEN_S, TO_KEY, LinkProxy, link_address
 from stages.wire.pipes import PIECE_BYTES, PIPE_BYTES, PIPE_KEY, SocketPipe
 from stages.wire.status import StatusError
 from stages.wire.tls import Security
-from stages.wire.tokens import token_metadata
 from tests.conftest import PATIENCE_S, eventually
 from tests.stages.wire.conftest import reach, running
 
@@ -112,11 +111,11 @@ async def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_t
 async def test_nobody_opens_a_pipe_that_is_not_awaited(tmp_path: Path) -> None:
     async with running(tmp_path, a=True, b=True) as run:
         links = run.machines["a"]
-        channel, stub = run.stub(links._secret)
+        channel, stub = run.stub("")
         async with channel:
             for pipe in ("", "0" * 32):
                 with pytest.raises(grpc.aio.AioRpcError, match="no one is waiting for this pipe"):
-                    await stub.Carry(metadata=((PIPE_KEY, pipe), *token_metadata(links._secret))).read()
+                    await stub.Carry(metadata=((PIPE_KEY, pipe), *links._shown)).read()
 
 
 async def test_a_machine_that_listens_again_soon_keeps_its_direct_link(

@@ -115,7 +115,7 @@ async def test_a_machine_that_was_let_go_ends(
         run.rendezvous.run.keep("a", None)
         await eventually(lambda: "a was removed" in run.said)
         assert not LinkRecord.read(run.rendezvous.run.directory).ports
-        links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, tuple)
+        links = MachineLinks("a", there.tls, [run.address], "unknown", there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):
             await links.attend()
         assert "Attend refused" in caplog.text
@@ -124,10 +124,18 @@ async def test_a_machine_that_was_let_go_ends(
         await links.close()
 
 
+async def test_a_job_of_another_thread_runs_on_the_loop_that_is_there(tmp_path: Path) -> None:
+    async def where() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    async with running(tmp_path) as run:
+        assert await asyncio.to_thread(asyncio.run, run.rendezvous.here(where())) is asyncio.get_running_loop()
+
+
 async def test_a_machine_says_that_no_rendezvous_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
-        links = MachineLinks("a", there.tls, ["127.0.0.1:1", "127.0.0.1:2"], there._secret, there.own, tuple)
+        links = MachineLinks("a", there.tls, ["127.0.0.1:1", "127.0.0.1:2"], "unknown", there.own, tuple)
         attending = asyncio.create_task(links.attend())
         await eventually(lambda: "no rendezvous answers at 127.0.0.1:1, 127.0.0.1:2 (" in caplog.text)
         attending.cancel()
@@ -145,7 +153,7 @@ async def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tm
             run.machines["b"]._addresses = lambda: ("10.77.0.9:7701",)
             own.dismiss()
             await eventually(lambda: not own.pipes and own.addresses == ("10.77.0.9:7701",))
-        shown = token_metadata(run.machines["a"]._secret)
+        shown = run.machines["a"]._shown
         channel, stub = run.stub("")
         async with channel:
             first = stub.Attend(join_pb2.AttendRequest(), metadata=shown)

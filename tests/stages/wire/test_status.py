@@ -31,10 +31,6 @@ def test_what_another_machine_says_is_printable() -> None:
     assert list(told.blocks) == [1]
 
 
-def test_nobody_refuses_with_ok() -> None:
-    assert StatusError.numbered(0, "no").code is grpc.StatusCode.UNKNOWN
-
-
 class Over:
     """The context of a call that ended while its refusal was on its way. Fuzzing met it; real ones are hard to time."""
 
@@ -46,5 +42,7 @@ class Over:
 
 def test_nobody_is_told_when_the_call_is_over() -> None:
     over: Any = Over()
+    refusal = StatusError.numbered(0, "no")
+    assert refusal.code is grpc.StatusCode.UNKNOWN, "nobody refuses with OK"
     with pytest.raises(asyncio.CancelledError):  # which gRPC takes for what it is
-        asyncio.run(invalid("no").abort(over))
+        asyncio.run(refusal.abort(over))

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from stages.errors import InputError
+from stages.errors import InputError, exit_code_of
 from stages.wire.secret_files import TOKEN_VARIABLE, add_token_options, write_file
 from stages.wire.tls import Tls
 from stages.wire.tokens import token_of
@@ -29,4 +29,4 @@ def test_a_secret_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
     with pytest.raises(InputError, match=r"cannot write .*: No space left") as caught:
         write_file(tmp_path / "token", b"secret")
-    assert (caught.value.exit_code, [*tmp_path.iterdir()]) == (1, [])
+    assert (exit_code_of(caught.value), [*tmp_path.iterdir()]) == (1, [])

@@ -72,11 +72,6 @@ def test_a_chain_shows_every_figure_that_defines_it(bundle: Path) -> None:
     assert result.kind == "chain"
 
 
-def test_the_same_text_gives_the_same_figures(bundle: Path) -> None:
-    scorer = Scorer(corpus, windows=3, min_context=8, steps=2)
-    assert scorer.score(bundle / "chain") == scorer.score(bundle / "chain")
-
-
 def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="min_context 32 leaves nothing to score"):
         Scorer(corpus, min_context=32).score(bundle / "ar")

@@ -233,9 +233,12 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
             Ledger(SETTINGS, {"p": tensors(1)}, store, "run")
         with pytest.raises(ResumeError, match="another process is using the rounds"), open_store(tmp_path):
             pass
-        store.database.execute("UPDATE events SET record = '{}' WHERE number = 3")
-        with pytest.raises(ResumeError, match=r"has an event that makes no sense \(KeyError\('part'\)\); restore"):
-            begun(store)
+        (whole,) = store.database.execute("SELECT record FROM events WHERE number = 3").fetchone()
+        for damaged in ("{}", "[]", '{"norm": "1"}', '{"after_s": NaN}', '{"weight": {}}', '{"beside": {"p": "x"}}'):
+            record = {**json.loads(whole), **json.loads(damaged)} if len(damaged) > 2 else json.loads(damaged)
+            store.database.execute("UPDATE events SET record = ? WHERE number = 3", (json.dumps(record),))
+            with pytest.raises(ResumeError, match=r"has an event that makes no sense \(.*\); restore"):
+                begun(store)
 
 
 def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
