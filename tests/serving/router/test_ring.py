@@ -20,9 +20,9 @@ from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages import clock
 from stages.host.next_hosts import MAX_TOGETHER, Subscribers
-from stages.host.server import SERVICE
 from stages.host.sessions import SessionStore
 from stages.v1 import stage_pb2
+from stages.wire.auth import SERVICE
 from stages.wire.channel import new_server
 from stages.wire.link_quality import LINKS_NAME
 from stages.wire.status import MAX_PARTS

@@ -14,8 +14,8 @@ from stages.backends import Backend
 from stages.host import loading
 from stages.host.parts import Parts, load_parts
 from stages.host.plan import HostPlan, plan_host, wiring_problem
-from stages.host.server import SERVICE
 from stages.v1 import stage_pb2
+from stages.wire.auth import SERVICE
 from tests.conftest import PATIENCE_S, until
 from tests.stages.raw_client import Peer, peer, sweep
 

@@ -13,10 +13,11 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from stages.errors import InputError, ServiceError
-from stages.host.server import SERVICE, StageServer
+from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel, places
+from stages.wire.auth import SERVICE
 from stages.wire.channel import (
     bind,
     check_name,
