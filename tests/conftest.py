@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from cryptography import x509
@@ -24,7 +25,7 @@ from hypothesis import settings
 from torch import nn
 
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, RouterError
+from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
@@ -41,6 +42,7 @@ from stages.model.randomness import Codes
 from stages.threads import cancelled
 from stages.wire.auth import CLIENT, Identity
 from stages.wire.certificates import Authority
+from stages.wire.status import StatusError
 from stages.wire.tls import Tls
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
@@ -251,6 +253,15 @@ class Servers:
 
 def open_servers() -> contextlib.closing[Servers]:
     return contextlib.closing(Servers())
+
+
+@contextlib.contextmanager
+def refused(code: grpc.StatusCode, sentence: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """A block that an error with this gRPC status ends, whose text `sentence` matches as a regular expression."""
+    with pytest.raises((StatusError, RequestRefused, RouterError, grpc.RpcError), match=sentence) as caught:
+        yield caught
+    found: Any = caught.value.code
+    assert (found() if isinstance(caught.value, grpc.RpcError) else found) is code
 
 
 def wait_ready(address: str, within_s: float = PATIENCE_S, token: str | None = None) -> None:

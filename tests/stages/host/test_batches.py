@@ -18,8 +18,9 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Settled
 from stages.wire.messages import merged, results_of, step_hops, work_of
+from tests.conftest import refused
 from tests.stages.hops import LONG_PROMPT, hidden_rows, opening, step
-from tests.stages.hosts import event_of, open_host, refused, send
+from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 
 ROWS = 40

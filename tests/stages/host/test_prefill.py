@@ -18,9 +18,9 @@ from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server
 from stages.wire.messages import prefill_hops, work_of
-from tests.conftest import until
+from tests.conftest import refused, until
 from tests.stages.hops import LONG_PROMPT, opening
-from tests.stages.hosts import event_of, open_host, refused, send
+from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER, Peer, peer
 from tests.stages.scripted_server import Answering, take
 

@@ -18,8 +18,9 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import after_prefix, put_work, step_hops, work_of
 from stages.wire.status import StatusError
+from tests.conftest import refused
 from tests.stages.hops import LONG_PROMPT, opening
-from tests.stages.hosts import KEY, event_of, open_host, refused, send
+from tests.stages.hosts import KEY, event_of, open_host, send
 
 MINE, YOURS = b"m" * 16, b"y" * 16
 FIRST = LONG_PROMPT[:300]  # nine whole pieces
