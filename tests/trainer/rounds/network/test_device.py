@@ -14,7 +14,6 @@ from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus, rounds_config
 from trainer.rounds.codecs import norm, subtract
 from trainer.rounds.parts import load_copies
-from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
 MIXED_TOLERANCE = 0.02
@@ -57,9 +56,7 @@ def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(network: Callable[..., A
         jobs = [pool.submit(net.work, f"{d}-{part}", part=part, device=d) for part, d in places]
         assert [job.result(PATIENCE_S) for job in jobs] == [3] * len(places)
     until(lambda: net.over)
-    engine = Simulation(net.spec, corpus, SimulatedWorkers())
-    engine.run()
-    for part, begin in engine.spec.initial().items():
-        expected = engine.published()[part]
-        missed, way = subtract(net.ledger.weights(part), expected), subtract(expected, begin)
+    begin = net.spec.initial()
+    for part, expected in net.in_one_process().items():
+        missed, way = subtract(net.ledger.weights(part), expected), subtract(expected, begin[part])
         assert norm(missed) <= MIXED_TOLERANCE * norm(way)

@@ -17,7 +17,6 @@ from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.service import STORE
-from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit
 from trainer.rounds.transfer import piece_of
 from trainer.v1 import rounds_pb2
@@ -28,22 +27,13 @@ three = replace(scorer.architecture, parts=3, layers=1)
 larger = replace(scorer, architecture=three, rounds=replace(scorer.rounds, replicas=2))
 
 
-def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
-    engine = Simulation(net.spec, corpus, SimulatedWorkers())
-    engine.run()
-    for part, expected in engine.published().items():
-        assert all(torch.equal(net.ledger.weights(part)[name], tensor) for name, tensor in expected.items())
-    assert audit(net.out / "rounds").problems == []
-
-
 @pytest.mark.parametrize("config", [scorer, larger])
 def test_they_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
     """At any speed, for each round begins when all have made the one before."""
     net, replicas = network(config), config.rounds.replicas
     parts = [part for part in range(config.architecture.parts) for _ in range(replicas)]
     assert net.work_together(*parts) == [3] * len(parts)
-    until(lambda: net.over)
-    expect_weights_of_one_process(net, corpus)
+    net.check_weights()
     kept = {path.name for path in (net.out / STORE / "features").iterdir()}
     assert all(int(name.rpartition("-")[2]) >= 1 for name in kept), "those of rounds long closed are removed"
 
@@ -84,8 +74,7 @@ def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped:
         net.stop.clear()
         texts = [counted(), counted()]
     assert [first + second for first, second in zip(*steps, strict=True)] == [6, 6], "three rounds of two, none twice"
-    until(lambda: net.over)
-    expect_weights_of_one_process(net, corpus)
+    net.check_weights()
 
 
 def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:

@@ -106,8 +106,7 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
     until(lambda: net.coordinator.schedule.ended)
     assert failures == []
     assert any("cannot save put_update" in problem for problem in shown)
-    found = audit(net.out / "rounds")
-    assert (found.problems, found.accepted, found.merged) == ([], 6, 6)
+    net.check_audit(6)
 
 
 # Rounds for which an update was refused: nobody waits for another that will not come.
