@@ -31,7 +31,7 @@ def arrivals(programs: Any, lab: Lab, count: int, burst: int, pause_s: float, si
 
 
 @pytest.mark.parametrize("name", sorted(set(read_profiles(SHIPPED)) - {"nat"}))  # whose machines nobody can reach
-def test_a_round_trip_takes_what_the_profile_says(lab_of: Callable[..., Lab], programs: Any, name: str) -> None:
+def test_a_round_trip_takes_the_time_of_its_profile(lab_of: Callable[..., Lab], programs: Any, name: str) -> None:
     profile = read_profiles()[name]
     lab = lab_of(profile, 3)
     for node in ("host-1", "host-3"):

@@ -40,7 +40,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],
 )
-def test_refused_with_a_sentence(
+def test_a_wrong_option_is_explained(
     bundle: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -57,7 +57,7 @@ def test_refused_with_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_token_model_without_a_lab(
+def test_a_token_model_is_measured_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "there is no lab")
@@ -76,7 +76,7 @@ def test_a_token_model_without_a_lab(
 
 
 @pytest.mark.slow
-def test_what_the_router_refuses_is_a_row(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_request_is_a_row(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--profile", "loopback", "--modes", "ar,local", "--bytes", 8, "--requests", 1)
     assert main(bench(bundle, *options, "--json", tmp_path / "r.json")) == 1
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
@@ -107,7 +107,7 @@ def test_a_whole_run(bundle: Path, tmp_path: Path) -> None:
 
 @needs_a_lab
 @pytest.mark.slow
-def test_machines_that_join_find_the_links_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machines_that_join_use_the_requested_links(capsys: pytest.CaptureFixture[str]) -> None:
     """Others than those would be an error."""
     options = ("--links", "reversed,relayed", "--modes", "ar", "--bytes", "8", "--requests", "1")
     assert main(["bench", "wan", "--profile", "lan", *options]) == 0

@@ -14,7 +14,7 @@ def silent(texts: int) -> None:
     """No progress bar."""
 
 
-def test_smollm2_knows_english(smollm2: LanguageModel) -> None:
+def test_the_judge_prefers_english(smollm2: LanguageModel) -> None:
     prompt = b"The capital of France is"
     found = smollm2.judge(
         [prompt] * 3, [b" Paris, a city on the Seine.", b" siraP, a ytic no the enieS.", b"\xff\x00"], silent
@@ -23,7 +23,7 @@ def test_smollm2_knows_english(smollm2: LanguageModel) -> None:
     assert np.isfinite(found[2])
 
 
-def test_smollm2_does_not_mind_where_the_prompt_ends(smollm2: LanguageModel) -> None:
+def test_the_judge_allows_a_prompt_to_end_inside_a_token(smollm2: LanguageModel) -> None:
     """p(prompt end) p(rest | prompt end) is one number, whether the border is between tokens or inside one."""
     text = b"When the teacher had understood, everybody in the classroom laughed."
     bits = [smollm2.judge([text[:cut]], [text[cut:]], silent)[0] for cut in range(20, 33)]
@@ -32,7 +32,7 @@ def test_smollm2_does_not_mind_where_the_prompt_ends(smollm2: LanguageModel) -> 
     assert inside < space
 
 
-def test_smollm2_is_the_same_alone_and_in_company(smollm2: LanguageModel) -> None:
+def test_the_judge_gives_the_same_result_alone_and_in_a_batch(smollm2: LanguageModel) -> None:
     texts = [b" a short one", b" one that is much longer than the others, and lasts for a while", b" 12345 \xc3\xa9"]
     together = smollm2.judge([b"This is"] * 3, texts, silent)
     alone = [smollm2.judge([b"This is"], [text], silent)[0] for text in texts]

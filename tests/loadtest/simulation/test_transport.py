@@ -146,7 +146,7 @@ def expect(code: grpc.StatusCode, words: str = "") -> Any:
     return pytest.raises(grpc.aio.AioRpcError, match=f"(?s){code.name}.*{words}")
 
 
-def test_messages_come_in_order_and_after_the_client_s_last_one(on: Any) -> None:
+def test_messages_arrive_in_order_and_after_the_client_half_closed(on: Any) -> None:
     async def story(bench: Bench) -> None:
         acks = [ack.number async for ack in bench.stub.Push(batches(range(50)))]
         assert acks == [*range(50), 10_000]
@@ -222,7 +222,7 @@ def test_a_dead_peer_ends_its_calls_and_refuses_the_next(on: Any, stream: bool) 
     on(story)
 
 
-def test_who_waits_for_a_server_waits_until_his_deadline(on: Any) -> None:
+def test_a_call_that_waits_for_a_server_ends_at_its_deadline(on: Any) -> None:
     async def story(bench: Bench) -> None:
         with expect(grpc.StatusCode.UNAVAILABLE, "failed to connect"):
             await bench.elsewhere.Warm(stage_pb2.WarmRequest())
@@ -232,7 +232,7 @@ def test_who_waits_for_a_server_waits_until_his_deadline(on: Any) -> None:
     on(story)
 
 
-def test_statuses_of_a_server_come_with_their_words(on: Any) -> None:
+def test_a_status_of_the_server_arrives_with_its_message(on: Any) -> None:
     async def story(bench: Bench) -> None:
         with expect(grpc.StatusCode.RESOURCE_EXHAUSTED, "come back") as refused:
             await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"refuse"))
@@ -258,7 +258,7 @@ def test_messages_beyond_the_limit_are_refused(on: Any, too_large: str) -> None:
     on(story)
 
 
-def test_a_closed_channel_takes_no_calls(on: Any) -> None:
+def test_a_closed_channel_refuses_calls(on: Any) -> None:
     async def story(bench: Bench) -> None:
         waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
         await eventually(lambda: bench.service.seen)

@@ -39,19 +39,19 @@ def pairs(bundles: Path, module_servers: Any) -> Iterator[tuple[Client, Client]]
 
 @dataclass
 class Loss:
-    """A host that takes no hops any more, and what all of them took."""
+    """A host that accepts no more hops, and the hops that all hosts accepted."""
 
     lost: str = ""
     hops: dict[str, list[stage_pb2.Hop]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def before(self) -> list[list[stage_pb2.Hop]]:
-        """What it had taken, try by try: a machine that stalls may cost a request more tries than the loss does."""
+        """Hops that it had accepted, by attempt: a machine that stalls may cost more attempts than the loss does."""
         return self._tries(self.lost)
 
     @property
     def instead(self) -> list[list[stage_pb2.Hop]]:
-        """What the other host of its pair took, try by try."""
+        """Hops that the other host of its pair accepted, by attempt."""
         pair, number = self.lost.split("-")
         return self._tries(f"{pair}-{3 - int(number)}")
 

@@ -29,7 +29,7 @@ EACH = 100
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
 @pytest.mark.parametrize("liar", ["host-1-1", "host-2-2"])
-def test_no_lie_outlives_its_liar(
+def test_no_wrong_prefix_is_used_after_a_faulty_host_was_restarted(
     bundles: Path,
     servers: Any,
     local_ring: Any,

@@ -1,4 +1,4 @@
-"""Long prompts that travel in pieces: the text, the account, and what becomes of it when a host is lost under way."""
+"""Long prompts that travel in chunks: the text, the account, and the loss of a host under way."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def in_one_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))
-def test_the_text_and_what_it_takes_are_the_same(ring: Client, in_one_piece: Any, name: str) -> None:
+def test_a_prompt_in_chunks_gives_the_same_text_and_account(ring: Client, in_one_piece: Any, name: str) -> None:
     cut = ring.generate(PROMPT, seed=5, **REQUESTS[name])
     in_one_piece()
     whole = ring.generate(PROMPT, seed=5, **REQUESTS[name])
@@ -64,7 +64,7 @@ GONE, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(("name", "code"), [("ar", GONE), ("resample", GONE), ("resample there", GONE), ("ar", FULL)])
-def test_a_host_lost_or_full_between_two_pieces(
+def test_a_host_lost_or_full_between_chunks_is_replaced(
     pairs: tuple[Client, Client],
     lose: Callable[..., Loss],
     ring: Client,
@@ -86,7 +86,7 @@ def test_a_host_lost_or_full_between_two_pieces(
 
 @pytest.mark.parametrize("pair", ["a", "b"])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_hosts_that_resample_there_are_replaced_and_audited(
+def test_hosts_that_write_candidates_are_replaced_and_audited(
     pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str
 ) -> None:
     """Another host reads and writes the same to the last bit."""
@@ -108,7 +108,7 @@ def test_hosts_that_resample_there_are_replaced_and_audited(
 
 
 def sent_by(work: Work, fails: int) -> list[list[AnyWork]]:
-    """What a session sends for `work`, try by try, of which the first ones fail under way."""
+    """The hops that a session sends for `work`, attempt by attempt; the first `fails` fail under way."""
 
     def answer(hop: stage_pb2.Hop, number: int) -> list[stage_pb2.Event]:
         if number < fails:  # each that was under way
@@ -119,7 +119,7 @@ def sent_by(work: Work, fails: int) -> list[list[AnyWork]]:
     return tried(work, answer)[1]
 
 
-def test_all_pieces_leave_at_once_and_go_again_together(in_one_piece: Any) -> None:
+def test_all_chunks_are_sent_at_once_and_resent_together(in_one_piece: Any) -> None:
     work = step(number=0, clean=PROMPT, remaining=1, codec="fp32")
     first, second = sent_by(work, fails=1)
     assert [step.start for step in first] == [0, 128, 256]

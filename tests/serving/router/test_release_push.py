@@ -52,7 +52,7 @@ async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
 
 
 @pytest.mark.parametrize("what", ["load", "send", "drop"])
-async def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
+async def test_a_host_removed_during_a_call_is_named(what: str, bundles: Path) -> None:
     contents = read_release_manifest(bundles / "own")
 
     def call(link: HostLink) -> Any:
@@ -67,7 +67,7 @@ async def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> No
                 await each
 
 
-async def test_what_a_host_let_go_of_is_not_named_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dropped_release_is_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Silent, "Drop", AsyncMock(return_value=stage_pb2.DropResponse()))
     monkeypatch.setattr(Silent, "Describe", AsyncMock(return_value=stage_pb2.DescribeResponse(protocol=PROTOCOL)))
     async with linked() as (link, _):
@@ -77,7 +77,7 @@ async def test_what_a_host_let_go_of_is_not_named_any_more(monkeypatch: pytest.M
         await link.relay.close()
 
 
-async def test_a_deployment_that_is_given_up_is_cancelled() -> None:
+async def test_an_abandoned_deployment_is_cancelled() -> None:
     async with linked() as (link, service):
         under_way = asyncio.create_task(load(link, "name"))
         await service.called.wait()

@@ -21,7 +21,7 @@ PROMPT = b"The sea was calm. The sea was "
 
 
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "ar", "ar-speculative", "local"])
-def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
+def test_a_streamed_text_is_the_whole_text(client: Client, mode: str) -> None:
     whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
     text, _ = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9, whole=True)
     assert text == whole.output, "in one piece, if it is wanted so"
@@ -33,14 +33,14 @@ def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     assert whole.text == whole.output.decode(errors="replace")
 
 
-def test_a_seed_of_64_bits_arrives_whole(client: Client) -> None:
+def test_a_seed_has_64_bits(client: Client) -> None:
     top = (1 << 64) - 1
     texts = [client.generate(PROMPT, max_bytes=20, seed=seed) for seed in (top, top - 1)]
     assert texts[0].seed == top
     assert texts[0].output != texts[1].output
 
 
-def test_a_host_that_is_full(bundles: Path, servers: Any) -> None:
+def test_a_full_host_is_named_with_a_retry_time(bundles: Path, servers: Any) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     for host in topology.hosts:
         memory = 0 if host.name == "host-3" else 64
@@ -82,7 +82,7 @@ async def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pyt
     assert stub.calls == [["a", "b", "c"], ["d"]]
 
 
-async def test_a_host_that_cannot_be_told_harms_nobody_and_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_are_freed_later_on_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Releases()
     link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
     await asyncio.gather(link.release("a"), link.release("b"))

@@ -1,4 +1,4 @@
-"""Whom a session blames when a try fails, and what it learns of how long work takes."""
+"""Sessions: the hosts that a failed attempt suspects, and the time that results take."""
 
 import asyncio
 import time
@@ -78,7 +78,7 @@ class RecordingRing(Ring):
         (CODE.ABORTED, "b-1", "", {"a-1", "b-1"}),
     ],
 )
-async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
+async def test_a_fault_suspects_the_hosts_that_may_have_caused_it(
     code: grpc.StatusCode, host: str, lost: str, avoided: set[str]
 ) -> None:
     ring = RecordingRing()
@@ -92,7 +92,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     assert ring.avoided == [set(), avoided]
 
 
-async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
+async def test_a_grammar_without_a_next_token_fails_and_blames_no_host() -> None:
     ring = RecordingRing()
     session = opened(ring)
     held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
@@ -104,8 +104,8 @@ async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_bl
     assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
 
 
-async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None:
-    """That nobody takes a hop is noticed after as long as that, and a second fault ended what another ring could do."""
+async def test_an_untried_path_is_tried_after_the_hop_timeout() -> None:
+    """A lost hop may be noticed only after the hop timeout: the other path is still tried then."""
     ring = RecordingRing()
     ring.settings = replace(ring.settings, hop_timeout_s=0.0)
     session, lost = opened(ring), stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost")
@@ -122,7 +122,7 @@ async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None
     assert session.account.replays == 1
 
 
-async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
+async def test_only_a_few_lost_requests_are_replayed_at_once() -> None:
     ring = RecordingRing()
     sessions = [opened(ring) for _ in range(MAX_REPLAYS + 3)]
     for session in sessions:
@@ -198,13 +198,13 @@ def ending(code: grpc.StatusCode) -> tuple[StatusError, int]:
         (CODE.DEADLINE_EXCEEDED, CODE.INTERNAL),
     ],
 )
-def test_what_all_hosts_say_ends_a_request_with_their_sentence(code: grpc.StatusCode, told: grpc.StatusCode) -> None:
-    """What would look like a mistake of who asked is the router's trouble with its hosts."""
+def test_an_error_of_all_hosts_ends_the_request_with_their_words(code: grpc.StatusCode, told: grpc.StatusCode) -> None:
+    """An error that would look like a mistake of the client is a problem between router and hosts."""
     refusal, tries = ending(code)
     assert (refusal.code, refusal.message, tries) == (told, "b-1: a sentence", 3)
 
 
-async def test_an_audits_time_is_not_the_hosts() -> None:
+async def test_the_time_of_an_audit_is_not_booked_to_hosts() -> None:
     """The hosts' time is booked once, before the audit begins."""
     ring, took, booked = RecordingRing(), list[float](), list[int]()
 
@@ -226,8 +226,8 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
 # How long a result is waited for
 
 
-async def test_what_is_slow_and_has_no_other_way_is_waited_for() -> None:
-    """However often it is looked at: no try is made, and none is counted."""
+async def test_a_slow_result_without_another_path_is_awaited() -> None:
+    """No attempt is made or counted, however often the session checks."""
     ring = RecordingRing()
     ring.hedging.wait_s = lambda kind, left_s: 0.0  # type: ignore[method-assign]
     session = opened(ring)
@@ -248,14 +248,14 @@ def taught(times_s: list[float]) -> Hedging:
     return patience
 
 
-def test_it_waits_longer_than_results_take() -> None:
+def test_a_hedge_waits_longer_than_results_take() -> None:
     assert taught([0.01] * 100).wait_s("ar", 60.0) == MIN_S
     assert 4.0 <= taught([4.0] * 100).wait_s("ar", 60.0) < 4.5
     uneven = taught([2.0, 4.0] * 100)
     assert uneven.wait_s("ar", 60.0) > 4.0
 
 
-def test_second_tries_are_few() -> None:
+def test_hedges_are_limited_to_their_share() -> None:
     patience = Hedging()
     assert sum(patience.may_hedge() for _ in range(100)) == HEDGES
     for _ in range(int(2 / HEDGE_SHARE)):
@@ -264,7 +264,7 @@ def test_second_tries_are_few() -> None:
 
 
 @pytest.mark.parametrize(("winner", "learnt"), [(0, ["ar"]), (1, [])])
-async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: list[str]) -> None:
+async def test_a_slow_first_attempt_that_wins_is_recorded(winner: int, learnt: list[str]) -> None:
     """Else what always takes long would always be tried twice. When the second try wins, nothing is known."""
     ring, taught = RecordingRing(), list[str]()
     ring.hedging.wait_s = lambda kind, left_s: 0.0  # type: ignore[method-assign]

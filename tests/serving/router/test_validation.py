@@ -1,4 +1,4 @@
-"""What a user can get wrong in a request: one sentence that says what to do, and the right code."""
+"""Mistakes in a request: one sentence that says what to do, and the right code."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_a_wrong_value_is_named(deployment: Deployment, onesweep: Run, arguments
     assert re.search(says, sentence(err)), err
 
 
-def test_the_names_that_a_request_may_have_are_those_of_the_hosts() -> None:
+def test_codecs_and_samplers_of_requests_are_those_of_hosts() -> None:
     known = {f.name: f.metadata["known"] for f in SETTINGS if f.metadata.get("known")}
     assert (known["codec"]["sweep"], known["codec"]["ar"]) == (tuple(CODECS), tuple(HIDDEN))
     assert known["sampler"]["sweep"] == tuple(SAMPLERS)
@@ -111,7 +111,7 @@ def test_a_wrong_field_is_refused(stub: Any, changes: dict[str, Any], says: str)
     assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=PATIENCE_S))[-1])
 
 
-def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: Any) -> None:
+def test_another_protocol_is_refused_with_the_older_side_named(stub: Any) -> None:
     for request in (router_pb2.GenerateRequest(**GOOD), router_pb2.DrawRequest(), router_pb2.StatusRequest()):
         request.protocol = 9
         call = getattr(stub, type(request).__name__.removesuffix("Request"))
@@ -127,7 +127,7 @@ def test_a_call_without_a_deadline_is_served(stub: Any) -> None:
 # Routers whose hosts cannot serve
 
 
-def test_hosts_with_different_weights(bundles: Path, servers: Any) -> None:
+def test_hosts_with_different_weights_are_reported(bundles: Path, servers: Any) -> None:
     topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
     first, second = topology.hosts
     servers.stage(bundles / "own", first.blocks, first.listen, second.address, name=first.name)
@@ -143,7 +143,7 @@ def test_hosts_with_different_weights(bundles: Path, servers: Any) -> None:
             client.generate("x", mode="local", max_bytes=4)
 
 
-def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
+def test_a_mode_without_its_weights_names_them(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
     for lacking, says in (("local", "no drafter .*has local/"), ("ar", r"no scorer \(neither scorer/ nor ar/")):
         bare = tmp_path / f"no-{lacking}"
         shutil.copytree(bundles / "own", bare)

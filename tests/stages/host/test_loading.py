@@ -97,7 +97,7 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
             await outcome(host, step(old, "late"))
 
 
-async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names: dict[str, str]) -> None:
+async def test_a_session_refuses_hops_for_other_weights(held_by: HeldBy, names: dict[str, str]) -> None:
     async with held_by() as (host, loader):
         old = ar_of(host)
         first = await outcome(host, step(old, "s"))
@@ -106,7 +106,7 @@ async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names:
             await outcome(host, step(ar_of(host), "s", first.text))
 
 
-async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:
+async def test_a_damaged_release_is_not_loaded(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:
     async with held_by() as (host, loader):
         for unknown in ("0" * 64, "../../x"):
             with refused(grpc.StatusCode.NOT_FOUND):
@@ -134,7 +134,7 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert loader.require_store().in_use == [names["own"]]
 
 
-async def test_a_host_comes_back_with_what_it_had(
+async def test_a_restarted_host_loads_the_releases_it_had(
     held_by: HeldBy, names: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -149,7 +149,7 @@ async def test_a_host_comes_back_with_what_it_had(
         assert [release.name for release in loader.sources.start()] == [names["own"]]
 
 
-def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, tmp_path, names) -> None:
+def test_a_host_with_other_blocks_asks_for_their_files(bundles: Path, tmp_path, names) -> None:
     store = ReleaseStore(tmp_path / "releases")
     put_release(store, bundles / "other", (1,))
     store.use([names["other"]])
@@ -163,7 +163,7 @@ def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, 
     store.close()
 
 
-async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(held_by: HeldBy, names) -> None:
+async def test_an_unloaded_release_is_loaded_on_request(held_by: HeldBy, names) -> None:
     async with held_by() as (host, loader):
         waiting = Release(names["other"], loader.sources.plan(names["other"]))
         host.releases.all.insert(0, waiting)
@@ -172,7 +172,7 @@ async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(h
         assert waiting.parts is not None
 
 
-def test_parts_are_freed_when_nobody_holds_them(bundles: Path) -> None:
+def test_parts_are_freed_after_their_last_session(bundles: Path) -> None:
     plan = plan_host(bundles / "own", (0,))
     load_parts(plan)
     gc.collect()

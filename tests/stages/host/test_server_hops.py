@@ -1,4 +1,4 @@
-"""What a stage server does with hops: their accounts, their order, and the memory that they take."""
+"""Hops at a stage server: routers, senders, leases, and the limit of a message."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: 
     assert "'somebody' has not subscribed to this host: subscribe first" in error.details()
 
 
-def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: str) -> None:
+def test_a_message_over_the_limit_is_refused(alone: Peer, digest: str, name: str) -> None:
     with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"):
         alone.push(sweep(digest, name, estimate=bytes(8 << 20)))
     alone.push(sweep(digest, name))

@@ -38,7 +38,7 @@ from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
     ("text", "parsed"),
     [("127.0.0.1:7700", ("127.0.0.1", 7700)), ("[::1]:80", ("::1", 80)), ("tokyo-1.example:0", ("tokyo-1.example", 0))],
 )
-def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None:
+def test_an_address_has_a_host_and_a_port(text: str, parsed: tuple[str, int]) -> None:
     assert parse_address(text) == parsed
 
 
@@ -56,7 +56,7 @@ NO_NAMES = ("", "-x", ".x", "a b", "a/b", "é", "a\n", "\udcff", "x" * 65)
         *((check_name, each, "must be 1 to 64 letters") for each in NO_NAMES),
     ],
 )
-def test_what_is_no_address_or_no_name(check: Callable[[str], object], text: str, says: str) -> None:
+def test_invalid_addresses_and_names_are_refused(check: Callable[[str], object], text: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         check(text)
 
@@ -68,12 +68,12 @@ def test_what_is_no_address_or_no_name(check: Callable[[str], object], text: str
         *(("0.0.0.0:1", False), ("[::]:1", False), ("10.0.0.1:1", False), ("example.org:1", False)),
     ],
 )
-def test_loopback(address: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
-async def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unencrypted_traffic_to_other_machines_is_logged(address: str, caplog: pytest.LogCaptureFixture) -> None:
     server = new_server()
     assert bind(server, address, Security(insecure=True)) > 0
     await server.stop(0)
@@ -82,7 +82,7 @@ async def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog:
     assert said == ([] if is_loopback(address) else [due])
 
 
-async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "HANDSHAKE_MS", 200)
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
@@ -95,7 +95,7 @@ async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-async def test_a_client_that_answers_no_ping_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PING_MS", 200)
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
@@ -105,7 +105,7 @@ async def test_a_client_that_answers_no_ping_loses_its_place(monkeypatch: pytest
     await server.stop(0)
 
 
-async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answered(
+async def test_connections_over_the_limit_are_closed_and_all_pings_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel, "MAX_CONNECTIONS", 2)
@@ -128,7 +128,7 @@ async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answere
     await server.stop(0)
 
 
-async def test_a_server_looks_at_its_connections_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_checks_its_connections_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(places, "CHECK_S", 0.01)
     port = bind(server := new_server(), "127.0.0.1:0")
@@ -138,7 +138,7 @@ async def test_a_server_looks_at_its_connections_by_itself(monkeypatch: pytest.M
     await server.stop(0)
 
 
-async def test_connections_that_called_nothing_make_room_the_oldest_first() -> None:
+async def test_the_oldest_connections_without_a_call_are_closed_first() -> None:
     callers = []
 
     async def call(request: bytes, context: Any) -> Any:
@@ -175,7 +175,7 @@ async def test_connections_that_called_nothing_make_room_the_oldest_first() -> N
 
 
 @pytest.mark.slow
-async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
+async def test_a_distant_server_is_reached_at_the_first_attempt() -> None:
     """A call that does not wait fails with the first attempt to connect, whose answer takes half a second here."""
     port = bind(server := new_server(), "127.0.0.1:0")
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
@@ -199,7 +199,7 @@ async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_connection_of_a_blocking_channel_is_not_given_up() -> None:
+def test_a_blocking_channel_keeps_trying_its_first_connection() -> None:
     """Over a far link, a worker is at its coordinator with the first connection that it makes."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -217,7 +217,7 @@ def test_the_first_connection_of_a_blocking_channel_is_not_given_up() -> None:
 # The health port: what a probe may ask, and nothing else. With a real server.
 
 
-def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, unused_port: int) -> None:
+def test_the_health_port_serves_liveness_and_readiness_only(bundles: Path, servers: Any, unused_port: int) -> None:
     where = f"127.0.0.1:{unused_port}"
     host = HostSettings("whole")
     settings = StageSettings(bundles / "own", (0, 1, 2), "127.0.0.1:0", (), host, threads=1, health=where)
@@ -238,7 +238,7 @@ def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, un
 
 
 @pytest.mark.parametrize(("where", "error"), [("here", InputError), ("192.0.2.1:7701", ServiceError)])
-async def test_an_address_that_cannot_be_listened_on(bundles: Path, where: str, error: type[Exception]) -> None:
+async def test_an_unusable_health_address_is_an_error(bundles: Path, where: str, error: type[Exception]) -> None:
     settings = StageSettings(bundles / "own", (0,), "127.0.0.1:0", (), HostSettings("host"), health=where)
     with pytest.raises(error):
         await StageServer(settings).run(asyncio.Event())

@@ -48,7 +48,7 @@ async def served(checks: HealthChecks) -> AsyncIterator[tuple[str, grpc.aio.Serv
         await server.stop(grace=0)
 
 
-async def test_watchers_hear_of_changes_and_of_the_end() -> None:
+async def test_watchers_receive_every_change_and_the_end() -> None:
     checks = HealthChecks()
     async with asyncio.timeout(WITHIN_S), served(checks) as (address, _), open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -64,7 +64,7 @@ async def test_watchers_hear_of_changes_and_of_the_end() -> None:
             await stub.Check(health_pb2.HealthCheckRequest(service="y"))
 
 
-async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = HealthChecks()
     async with asyncio.timeout(WITHIN_S), served(checks) as (address, _), open_channel(address) as channel:
         deaf = Deaf(address)

@@ -30,7 +30,7 @@ small = replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1)
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.9)])
-def test_it_is_diloco_bit_for_bit(rate: float, momentum: float) -> None:
+def test_the_simulation_is_diloco_bit_for_bit(rate: float, momentum: float) -> None:
     engine = make(tiny, corpus, outer_rate=rate, outer_momentum=momentum)
     engine.run()
 
@@ -80,7 +80,7 @@ def test_every_model_is_trained_and_measured(model: str) -> None:
     assert (engine.traffic.copies_bytes > 0) == (model == "scorer")
 
 
-def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
+def test_replicas_read_different_text_and_the_pooled_corpus_all_of_it() -> None:
     assert replica_seed(5, 0) == 5
     assert len({replica_seed(5, i) for i in range(50)} | {replica_seed(6, i) for i in range(1, 50)}) == 99
     pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, replicas=2)

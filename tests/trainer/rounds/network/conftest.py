@@ -59,7 +59,7 @@ class Network:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended, and its last checkpoint is written."""
+        """True once the run has ended, and its last checkpoint is written."""
         return self.rounds.done()
 
     def in_one_process(self) -> dict[str, Tensors]:

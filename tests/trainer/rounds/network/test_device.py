@@ -27,7 +27,7 @@ def test_a_device_has_one_of_three_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "there"), [(0, "no usable GPU"), (1, "one GPU, 0"), (2, "GPUs 0 to 1")])
-def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count: int, there: str) -> None:
+def test_a_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch, count: int, there: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert check_device("cpu") == "cpu"
@@ -38,7 +38,7 @@ def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count:
 
 
 @pytest.mark.parametrize(("part", "rounds"), [(0, {"model": "scorer"}), (1, {}), (0, {"model": "ar"})])
-def test_nothing_of_a_lesson_stays_behind(part: int, rounds: dict[str, Any]) -> None:
+def test_training_uses_no_tensor_of_another_device(part: int, rounds: dict[str, Any]) -> None:
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
     config = replace(rounds_config, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)

@@ -1,4 +1,4 @@
-"""Features over real calls: the weights of one process, whoever is stopped, lost or away meanwhile."""
+"""Features over real calls: the weights of one process, also if workers stop or are replaced."""
 
 import threading
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ larger = replace(scorer, architecture=three, rounds=replace(scorer.rounds, repli
 
 
 @pytest.mark.parametrize("config", [scorer, larger])
-def test_they_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
+def test_workers_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
     """At any speed, for each round begins when all have made the one before."""
     net, replicas = network(config), config.rounds.replicas
     parts = [part for part in range(config.architecture.parts) for _ in range(replicas)]
@@ -57,7 +57,7 @@ def counted(stop: threading.Event | None = None) -> CountedCorpus:
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped: int) -> None:
+def test_a_worker_stopped_in_a_round_resumes_it(network: Start, stopped: int) -> None:
     net = network(scorer)
     texts = [counted(net.stop if i == stopped else None) for i in range(2)]
     steps = []
@@ -77,7 +77,7 @@ def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped:
     net.check_weights()
 
 
-def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
+def test_workers_that_take_over_train_the_whole_round(network: Start) -> None:
     """The state of both is lost in the middle of a round; features that had come are read again."""
     net = network(scorer)
     with ThreadPoolExecutor(2) as pool:
@@ -91,7 +91,7 @@ def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
+def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None:
     net = network(scorer)
     first = net.join("first", part=0)
 
@@ -125,7 +125,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
         (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process already works as w0"),
     ],
 )
-def test_what_cannot_be_passed_on_is_refused(
+def test_features_that_nobody_reads_are_refused(
     network: Start, worker: int, requests: list[Any], code: str, said: str
 ) -> None:
     net = network(scorer)

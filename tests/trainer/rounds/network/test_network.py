@@ -42,7 +42,7 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
         {"model": "ar"},
     ],
 )
-def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, Any]) -> None:
+def test_every_kind_of_run_finishes(network: Start, rounds: dict[str, Any]) -> None:
     net = network(rounds_config, **{"replicas": 1, "rounds": 2, **rounds})
     trained = net.work_together(*[None] * len(net.spec.parts))
     assert trained == [2] * len(net.spec.parts)
@@ -53,7 +53,7 @@ def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, An
 # What a run publishes, and when.
 
 
-def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
+def test_a_finished_run_publishes_a_checkpoint_that_loads(network: Start) -> None:
     net = network(replicas=1)
     net.work_together(None, None)
     until(lambda: "chain" in read_manifest(net.out).metrics)
@@ -62,7 +62,7 @@ def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
         assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
 
 
-def test_weights_that_are_confidently_wrong_are_not_published(network: Start) -> None:
+def test_weights_with_a_worse_loss_are_not_published(network: Start) -> None:
     net = network(replicas=1)
     publisher, weights = net.coordinator.publisher, {part: net.ledger.weights(part) for part in net.spec.parts}
     its_letters = torch.zeros(256).index_fill(0, corpus.valid.long(), 100.0)  # others have no chance, as in Cyrillic

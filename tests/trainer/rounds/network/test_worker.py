@@ -1,4 +1,4 @@
-"""What a worker does when it is stopped, when nobody answers, when its disk is full or its clock is wrong."""
+"""Workers that are stopped, that get no answer, or whose disk is full; and their state."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ Start = Callable[..., Any]
 
 
 @pytest.mark.parametrize("call", ["judge", "read", "join"])
-def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
+def test_a_stopped_worker_does_not_wait_for_a_frozen_coordinator(
     network: Start, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     net = network(replicas=1, rounds=2, model="ar")
@@ -48,9 +48,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
     net.check_audit(2)
 
 
-def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
-    network: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_with_a_full_disk_keeps_its_last_state(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net, real, saved = network(replicas=1, rounds=3, model="ar"), state.save_file, list[int]()
 
     def full(*args: Any) -> None:
@@ -69,7 +67,7 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
     net.check_audit(3)
 
 
-def test_a_state_comes_back_whole(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded_whole(tmp_path: Path) -> None:
     pending = {"id": "r4-x", "round": 4, "base_version": 3, "steps": 2, "losses": {"denoise_nats": 2.5}}
     standing = WorkerProgress("block-1", finished=4, round=5, base_version=4, steps=1, held_version=4)
     groups = {"module": {"a.weight": torch.randn(3, 2), "b": torch.randn(())}, "own": {"b": torch.ones(2)}}

@@ -1,4 +1,4 @@
-"""The second turn of a chat: hosts have the beginning of its prompt in memory, and the text is as if they had not."""
+"""The second turn of a chat: hosts have its prefix in their cache, and the text is as if they had not."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -95,7 +95,7 @@ def cached(result: Result) -> Result | None:
 
 
 @pytest.mark.parametrize("name", list(MODES))
-def test_the_text_is_the_one_without_memory(
+def test_the_text_is_the_one_without_a_prefix_cache(
     second_turn: Callable[..., tuple[str, Result]], forgetful: Client, name: str
 ) -> None:
     prompt, result = second_turn(name, **MODES[name])
@@ -106,7 +106,7 @@ def test_the_text_is_the_one_without_memory(
     assert result.wire_bytes_total < anew.wire_bytes_total
 
 
-def test_modes_of_the_same_weights_share_it(client: Client) -> None:
+def test_modes_of_the_same_weights_share_the_cache(client: Client) -> None:
     prompt = f"What modes share. {TALE}"
     client.generate(prompt, seed=5, **MODES["ar"])
     until(lambda: cached(client.generate(prompt, seed=5, **MODES["ar-speculative"])))
@@ -117,7 +117,7 @@ def test_modes_of_the_same_weights_share_it(client: Client) -> None:
 # When hosts and routers come and go
 
 
-def test_a_restarted_router_finds_it(
+def test_a_restarted_router_uses_the_cache(
     line: Line, module_servers: Any, second_turn: Callable[..., tuple[str, Result]], bundles: Path
 ) -> None:
     prompt, before = second_turn("A restarted router", **MODES["ar"])
@@ -131,7 +131,7 @@ def test_a_restarted_router_finds_it(
 
 
 @pytest.mark.parametrize("host", [1, 2])
-def test_what_a_host_forgot_in_this_moment_is_read_anew(
+def test_an_evicted_prefix_is_read_again(
     client: Client, monkeypatch: pytest.MonkeyPatch, second_turn: Callable[..., tuple[str, Result]], host: int
 ) -> None:
     prompt, before = second_turn(f"Host {host} forgets", **MODES["ar"])
@@ -149,7 +149,7 @@ def test_what_a_host_forgot_in_this_moment_is_read_anew(
     assert (after.output, after.cached_tokens, after.replays) == (before.output, 0, 0)
 
 
-def test_one_key_never_finds_what_another_sent(line: Line) -> None:
+def test_a_key_does_not_use_prefixes_of_another_key(line: Line) -> None:
     prompt = f"A secret. {TALE}"
     mine, yours = (Client(line.guarded, token=token) for token in line.tokens)
     with mine, yours, Client(line.topology.router) as anybody:
@@ -160,7 +160,7 @@ def test_one_key_never_finds_what_another_sent(line: Line) -> None:
             assert (result.output, result.cached_tokens) == (anew.output, 0)
 
 
-def test_a_lie_does_not_outlive_its_liar(
+def test_prefixes_of_a_faulty_host_are_not_used_after_its_restart(
     bundles: Path, servers: Any, forgetful: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The router continues; tests/serving/router/test_liars.py has one that is started again."""

@@ -1,4 +1,4 @@
-"""Updates that come in: what is late or wrong with one is said, and nothing is lost."""
+"""Submitted updates: late or wrong ones are refused with the reason, and none is lost."""
 
 import math
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ from trainer.rounds.store import audit
 from trainer.v1 import rounds_pb2
 
 
-def test_late_work_is_judged_by_rule(network: Start) -> None:
+def test_a_late_update_is_dropped(network: Start) -> None:
     net = network(stale_discount=0.0, quorum=1.0, deadline_s=0.05)
     slow, quick = net.join("slow", part=0), net.join("quick", part=0)
     payload = net.payload("block-0")
@@ -61,7 +61,7 @@ def test_a_wrong_header_is_refused_before_anything_is_stored(
     assert list((net.out / "rounds" / "incoming").iterdir()) == []
 
 
-def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
+def test_an_interrupted_submission_is_resumed(network: Start) -> None:
     wide = replace(rounds_config, architecture=replace(rounds_config.architecture, width=128, condition_dim=64))
     net = network(wide)
     place, payload = net.join(part=0), net.payload("block-0")
@@ -79,7 +79,7 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     assert link.sent_bytes == len(payload) - len(first.data)
 
 
-def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_update(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
     monkeypatch.setattr(trainer.rounds.service, "RETRY_MS", 50)
     net = network(replicas=1)
@@ -112,8 +112,8 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
 # Rounds for which an update was refused: nobody waits for another that will not come.
 
 
-def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
-    """What was refused is not made again: without its worker a lockstep round would never end."""
+def test_a_round_does_not_wait_for_a_worker_that_has_passed_it(network: Start) -> None:
+    """A refused update is not made again: without its worker a lockstep round would never end."""
     net = network()
     one, two = net.join("one", part=0), net.join("two", part=0)
     good = net.payload("block-0")
@@ -126,7 +126,7 @@ def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
     until(lambda: net.ledger.round("block-0") == 1)
 
 
-def test_the_last_round_is_made_again_where_all_of_it_was_refused(network: Start) -> None:
+def test_the_last_round_is_ordered_again_if_all_updates_were_refused(network: Start) -> None:
     net = network(rounds=1)
     bad = np.full(len(net.payload("block-0")) // 4, math.nan, np.float32).tobytes()
     answers, places = [], {name: net.join(name, part=0) for name in ("one", "two")}
@@ -137,7 +137,7 @@ def test_the_last_round_is_made_again_where_all_of_it_was_refused(network: Start
     assert answers == ["pause", "order"]
 
 
-def test_the_newest_counts_and_too_many_are_refused() -> None:
+def test_a_newer_call_replaces_the_older_and_too_many_are_refused() -> None:
     streams = NewestCalls()
     with ExitStack() as stack:
         first = stack.enter_context(streams.begin("a"))

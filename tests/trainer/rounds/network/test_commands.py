@@ -1,4 +1,4 @@
-"""What the commands say is wrong."""
+"""Mistakes in the commands of a run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1: check the address, and"),
     ],
 )
-def test_commands_say_what_is_wrong(
+def test_a_wrong_option_is_explained(
     onesweep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -36,7 +36,7 @@ def test_commands_say_what_is_wrong(
     assert outcome.code in (1, 2)
 
 
-def test_a_checkpoint_of_another_run_is_told(
+def test_a_checkpoint_of_another_run_is_refused(
     onesweep: Callable[..., Any], network: Start, text_file: Path, settings: Callable[..., Path], tmp_path: Path
 ) -> None:
     net = network()
