@@ -84,13 +84,14 @@ def test_a_host_lost_or_full_between_chunks_is_replaced(
     assert [(0, True), (128, True), (256, False)] in instead, "the other host gets all pieces"
 
 
+@pytest.mark.parametrize("name", ["resample there"])
 @pytest.mark.parametrize("pair", ["a", "b"])
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_hosts_that_write_candidates_are_replaced_and_audited(
-    pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str, name: str
 ) -> None:
     """Another host reads and writes the same to the last bit."""
-    prompt, request = f"{pair}{number}".encode() + PROMPT, REQUESTS["resample there"]
+    prompt, request = f"{pair}{number}".encode() + PROMPT, REQUESTS[name]
     loss = lose(pair, lambda hop: work_of(hop).number == number)
     result = pairs[0].generate(prompt, seed=5, **request)
     assert loss.lost
