@@ -310,9 +310,9 @@ def unused_port() -> int:
     return free_port_block(1)
 
 
-async def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+async def eventually(condition: Callable[[], Any]) -> None:
     """Wait until the condition holds."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(POLL_S)
 
