@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import settings
 from torch import nn
 
+from loadtest.lab.lab import lab_problem
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.server import run_router
@@ -302,6 +303,12 @@ def local_ring() -> Callable[..., Any]:
                 yield client
 
     return ring
+
+
+@pytest.fixture(scope="session")
+def needs_lab() -> None:
+    if problem := lab_problem():
+        pytest.skip(problem)
 
 
 @pytest.fixture

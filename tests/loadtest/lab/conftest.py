@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.lab import Lab, lab_problem, temporary_lab
+from loadtest.lab.lab import Lab, temporary_lab
 from loadtest.lab.profile import Link, Profile
 
 PLAIN_SOCKETS = Path(__file__).with_name("plain_sockets.py")
 ATTEMPTS = 30  # so many only where a machine is busy for a quarter of a minute
-
-
-@pytest.fixture(scope="session")
-def needs_lab() -> None:
-    problem = lab_problem()
-    if problem:
-        pytest.skip(problem)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loadtest.lab.lab import lab_problem, temporary_lab
+from loadtest.lab.lab import temporary_lab
 from loadtest.lab.profile import Link, Profile
 from stages.errors import InputError, ResumeError, ServiceError
 from tests.conftest import until
@@ -91,10 +91,8 @@ def records(out: Path, worker: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_killed_machine_costs_its_share_until_it_returns(tmp_path: Path, text_file: Path) -> None:
+def test_a_killed_machine_costs_its_share_until_it_returns(needs_lab: None, tmp_path: Path, text_file: Path) -> None:
     """Each in a network namespace of its own; a plain worker shares the run."""
-    if problem := lab_problem():
-        pytest.skip(problem)
     toml, out = tmp_path / "run.toml", tmp_path / "out"
     toml.write_text(
         "sequences = 2\nbfloat16 = false\n[architecture]\nparts = 1\nlayers = 1\nwidth = 16\nheads = 2\n"
