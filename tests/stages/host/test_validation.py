@@ -82,6 +82,8 @@ def test_a_step_goes_to_the_model_with_its_digest(bundles: Path) -> None:
     without = plan_host(bundles / "own", (0,))
     with refused(grpc.StatusCode.FAILED_PRECONDITION, r"this host has [0-9a-f]{12} \(ar\): give every host"):
         parse_hop(hop(plan, "scorer"), without)
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "this host has no chain model"):
+        parse_hop(hop(plan, "chain"), plan_host(bundles / "own" / "ar", (0,)))
 
 
 def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
@@ -282,12 +284,6 @@ def test_other_weights_and_other_blocks_are_refused(plans: dict[str, HostPlan], 
         refused = refusal(plan, kind, lambda p, n=part, field=field: setattr(work_of(p), field, n))
         assert refused.code is grpc.StatusCode.FAILED_PRECONDITION
         assert f"{part} does not start here: this host holds 1" in refused.message
-
-
-def test_a_host_without_the_model_refuses_the_hop(bundles: Path, plans: dict[str, HostPlan]) -> None:
-    only_ar = plan_host(bundles / "own" / "ar", (0,))
-    with refused(grpc.StatusCode.FAILED_PRECONDITION, "this host has no chain model"):
-        parse_hop(hop(plans["first"], "chain"), only_ar)
 
 
 def test_an_expired_hop_is_refused(plans: dict[str, HostPlan]) -> None:

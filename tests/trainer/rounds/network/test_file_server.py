@@ -10,7 +10,7 @@ from trainer.blocks.config import CodecName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.client import FileGoneError, RoundsClient
-from trainer.rounds.codecs import CODECS, receive, shapes
+from trainer.rounds.codecs import CODECS, norm, receive, shapes, subtract
 from trainer.rounds.file_server import WeightServer
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.store import Store
@@ -49,6 +49,7 @@ def test_a_worker_that_has_a_version_gets_differences(ledger: Ledger, codec: Cod
         assert list(offers.weights("p", holding(offered)).files) == []
         assert offers.weights("p", None).whole
     assert offers.weights("p", first).whole, "so old a version is no longer followed"
+    assert norm(subtract(ledger._parts["p"].version.weights, held)) < 0.15
 
 
 class OfferedFiles(RoundsClient):

@@ -89,24 +89,18 @@ def test_a_key_has_one_place_under_any_name(members: Members) -> None:
     assert [members.join(name, 0, 30.0).voter for name in ("x", "y")] == ["place-0", "place-1"]
 
 
-def test_places_survive_a_restart_of_the_coordinator(members: Members) -> None:
-    a, b = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
-    members.leave(b)
+def test_places_and_their_finished_rounds_survive_workers_and_a_restart(members: Members) -> None:
+    first, gone = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
+    first.record_finished(3)
+    members.leave(first), members.leave(gone)
+    members.join("c", 0, 0.0)
+    d = members.join("d", 0, 0.0)
     members.store.save_members(members.records())
     again = Members(members.store, 2, 2, 10.0, 1000.0)
-    again.remember("a", 0, 5)
-    assert again.called("a", a.lease, 1000.0).finished == 5
+    assert sorted(member.finished for member in again if member.place.part == 0) == [-1, 3]
+    again.remember("d", 0, 5)
+    assert again.called("d", d.lease, 1000.0).finished == 5
     assert again.present(1, 1000.0) == 0
-
-
-def test_finished_rounds_of_a_place_survive_its_worker_and_a_restart(members: Members) -> None:
-    first = members.join("a", 0, 0.0)
-    first.record_finished(3)
-    members.leave(first)
-    members.join("b", 0, 0.0), members.join("c", 0, 0.0)
-    members.store.save_members(members.records())
-    again = Members(members.store, 2, 2, 10.0, 0.0)
-    assert sorted(member.finished for member in again) == [-1, 3]
 
 
 @pytest.mark.parametrize("record", ["{}", "[]", "{"])
