@@ -41,7 +41,7 @@ def ring(bundles: Path, local_ring: Any) -> Iterator[Client]:
 
 @pytest.fixture
 def in_one_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr("serving.router.session.MAX_PREFILL_CHUNKS", 1)
+    return lambda: monkeypatch.setattr("stages.wire.messages.MAX_PREFILL_CHUNKS", 1)
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))

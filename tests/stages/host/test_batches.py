@@ -32,7 +32,7 @@ def scoring(digest: str = "", session: str = "s", count: int = 11, length: int =
 
 
 def cut(hop: stage_pb2.Hop, rows: int = ROWS) -> list[stage_pb2.Hop]:
-    return step_hops(hop, BYTES, most=16, rows=rows)
+    return step_hops(hop, BYTES, rows=rows)
 
 
 # Where they are cut
@@ -50,7 +50,7 @@ def test_batches_hold_all_candidates_in_order(
     clean = vocabulary.encode([i % 200 for i in range(known)])
     candidates = [vocabulary.encode([i % 200] * length) for i in range(count)]
     whole = scoring(clean=clean, start=start, candidates=candidates)
-    hops = step_hops(whole, vocabulary, most=16, rows=rows)
+    hops = step_hops(whole, vocabulary, rows=rows)
     *before, first = [hop for hop in hops if not work_of(hop).start >= start + known]
     later = hops[len(before) + 1 :]
     assert b"".join(work_of(hop).clean for hop in hops) == clean

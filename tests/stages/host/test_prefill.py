@@ -63,8 +63,6 @@ def test_chunks_are_read_like_the_whole_prompt(data: st.DataObject) -> None:
 def test_a_long_prompt_travels_in_few_large_chunks() -> None:
     short = opening(clean=LONG_PROMPT[:128])
     assert prefill_hops(short, Vocabulary(256)) == [short]
-    whole = opening()
-    assert prefill_hops(whole, Vocabulary(256), most=1) == [whole]
     hops = prefill_hops(opening(clean=bytes(8000)), Vocabulary(256))
     assert [len(work_of(hop).clean) for hop in hops] == [512] * 15 + [320]
 

@@ -40,7 +40,7 @@ def hops_of(
         root = prefix_root(space, hop.digest, work.codec)
         hop.memory.prefix = prefix_digests(root, clean, BYTES)[kept - 1]
         put_work(hop, after_prefix(work, kept * ATTEND_POSITIONS, BYTES))
-    return step_hops(hop, BYTES, most=16, rows=64)
+    return step_hops(hop, BYTES, rows=64)
 
 
 async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> list[tuple[bytes, bytes]]:
