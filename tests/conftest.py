@@ -325,6 +325,16 @@ async def eventually(condition: Callable[[], Any]) -> None:
 
 
 @contextlib.asynccontextmanager
+async def started(server: grpc.aio.Server) -> AsyncIterator[None]:
+    """A server that runs until the end of the block."""
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
 async def jobs(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run them as tasks for the length of the block."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]

@@ -13,7 +13,7 @@ from stages.wire.channel import new_server
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
-from tests.conftest import PATIENCE_S, eventually
+from tests.conftest import PATIENCE_S, eventually, started
 
 HOP_TIMEOUT_S = 0.3
 PATIENT_S = 20.0
@@ -87,14 +87,10 @@ async def relay_to(
     server, service = new_server(), answer if isinstance(answer, Answering) else Answering(answer)
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     port, service.server = server.add_insecure_port("127.0.0.1:0"), server
-    await server.start()
     relay = WatchedRelay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield service, relay
-    finally:
+    async with started(server), asyncio.timeout(PATIENCE_S):
+        yield service, relay
         await relay.close()
-        await server.stop(0)
 
 
 async def push(relay: Relay, made: stage_pb2.Hop) -> None:

@@ -17,7 +17,7 @@ from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import read_release_manifest
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.messages import PROTOCOL
-from tests.conftest import refused
+from tests.conftest import refused, started
 
 TAKEN_OUT = "host paris at .* was removed from the ring meanwhile: deploy again"
 
@@ -44,11 +44,8 @@ async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
     server, service = grpc.aio.server(), Silent()
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     where = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with started(server):
         yield HostLink(HostEntry("paris", where, (0,), where), 1.0), service
-    finally:
-        await server.stop(0)
 
 
 @pytest.mark.parametrize("what", ["load", "send", "drop"])

@@ -18,7 +18,7 @@ from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server
 from stages.wire.messages import prefill_hops, work_of
-from tests.conftest import refused, until
+from tests.conftest import refused, started, until
 from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER, Peer, peer
@@ -155,9 +155,8 @@ def chain(bundles: Path, servers: Any) -> Iterator[tuple[Peer, Answering]]:
         server = new_server()
         stage_pb2_grpc.add_StageServiceServicer_to_server(second, server)
         server.add_insecure_port(after)
-        await server.start()
-        await stop.wait()
-        await server.stop(0)
+        async with started(server):
+            await stop.wait()
 
     servers.run(serve)
     servers.stage(bundles / "own", (0,), address, after)

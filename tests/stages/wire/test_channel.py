@@ -30,7 +30,7 @@ from stages.wire.channel import (
 from stages.wire.places import Places
 from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
-from tests.conftest import PATIENCE_S, refused, until
+from tests.conftest import PATIENCE_S, refused, started, until
 from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
 
 
@@ -85,24 +85,22 @@ async def test_unencrypted_traffic_to_other_machines_is_logged(address: str, cap
 async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "HANDSHAKE_MS", 200)
     port = bind(server := new_server(), "127.0.0.1:0")
-    await server.start()
-    reader, _ = await asyncio.open_connection("127.0.0.1", port)
-    assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # of the handshake, or what comes first
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(OPENING)  # and never takes the server's settings
-    assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
-    await server.stop(0)
+    async with started(server):
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # of the handshake, or what comes first
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(OPENING)  # and never takes the server's settings
+        assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
 
 
 @pytest.mark.slow
 async def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PING_MS", 200)
     port = bind(server := new_server(), "127.0.0.1:0")
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(OPENING + frame(SETTINGS, ACK, 0, b""))
-    assert b"ping_timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # gRPC pings after 10 s
-    await server.stop(0)
+    async with started(server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(OPENING + frame(SETTINGS, ACK, 0, b""))
+        assert b"ping_timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # gRPC pings after 10 s
 
 
 async def test_connections_over_the_limit_are_closed_and_all_pings_answered(
@@ -111,8 +109,7 @@ async def test_connections_over_the_limit_are_closed_and_all_pings_answered(
     monkeypatch.setattr(channel, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(places, "CHECK_S", 3600)
     port = bind(server := new_server(), "127.0.0.1:0")
-    await server.start()
-    async with asyncio.timeout(PATIENCE_S):
+    async with started(server), asyncio.timeout(PATIENCE_S):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for reader, writer in opened:
             writer.write(OPENING)
@@ -125,17 +122,16 @@ async def test_connections_over_the_limit_are_closed_and_all_pings_answered(
             writer.write(frame(PING, 0, 0, b"to and f") * 50)
             for _ in range(50):
                 await reader.readuntil(frame(PING, ACK, 0, b"to and f"))  # and none is told to go away
-    await server.stop(0)
 
 
 async def test_a_server_checks_its_connections_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(places, "CHECK_S", 0.01)
     port = bind(server := new_server(), "127.0.0.1:0")
-    await server.start()
-    reader, _ = await asyncio.open_connection("127.0.0.1", port)
-    assert b"timeout" not in await asyncio.wait_for(reader.read(), PATIENCE_S)  # of the handshake, which comes later
-    await server.stop(0)
+    async with started(server):
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        # the timeout of the handshake comes later
+        assert b"timeout" not in await asyncio.wait_for(reader.read(), PATIENCE_S)
 
 
 async def test_the_oldest_connections_without_a_call_are_closed_first() -> None:
@@ -149,29 +145,28 @@ async def test_the_oldest_connections_without_a_call_are_closed_first() -> None:
     handlers: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(call)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a.Service", handlers)])
     port = server.add_insecure_port("[::]:0")
-    await server.start()
-    apart = [("grpc.use_local_subchannel_pool", 1)]
-    strange = grpc.aio.insecure_channel(f"127.0.0.1:{port}", apart)
-    async with asyncio.timeout(PATIENCE_S), strange, open_channel(f"127.0.0.1:{port}") as opened:
-        refused: Any = strange.unary_unary("/a.Service/Call")
-        with pytest.raises(grpc.aio.AioRpcError):
-            await refused(b"")
-        method: Any = opened.unary_unary("/a.Service/Call")
-        await method(b"known")
-        silent = []
-        for _ in range(20):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(OPENING)
-            await reader.readexactly(9)  # it has a place
-            silent.append((reader, writer))  # a writer that nobody holds closes its connection
-            await room.make_room(port)
-            for gone, _ in silent[:-2]:
-                await gone.read()  # to its end
-        await strange.wait_for_state_change(grpc.ChannelConnectivity.READY)  # it is closed
-        await method(b"known")
-        assert callers[1] == callers[2]
-        assert not any(reader.at_eof() for reader, _ in silent[-2:])
-    await server.stop(0)
+    async with started(server):
+        apart = [("grpc.use_local_subchannel_pool", 1)]
+        strange = grpc.aio.insecure_channel(f"127.0.0.1:{port}", apart)
+        async with asyncio.timeout(PATIENCE_S), strange, open_channel(f"127.0.0.1:{port}") as opened:
+            refused: Any = strange.unary_unary("/a.Service/Call")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await refused(b"")
+            method: Any = opened.unary_unary("/a.Service/Call")
+            await method(b"known")
+            silent = []
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(OPENING)
+                await reader.readexactly(9)  # it has a place
+                silent.append((reader, writer))  # a writer that nobody holds closes its connection
+                await room.make_room(port)
+                for gone, _ in silent[:-2]:
+                    await gone.read()  # to its end
+            await strange.wait_for_state_change(grpc.ChannelConnectivity.READY)  # it is closed
+            await method(b"known")
+            assert callers[1] == callers[2]
+            assert not any(reader.at_eof() for reader, _ in silent[-2:])
 
 
 @pytest.mark.slow
@@ -179,23 +174,22 @@ async def test_a_distant_server_is_reached_at_the_first_attempt() -> None:
     """A call that does not wait fails with the first attempt to connect, whose answer takes half a second here."""
     port = bind(server := new_server(), "127.0.0.1:0")
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
-    await server.start()
+    async with started(server):
 
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            await asyncio.sleep(0.25)
-            writer.write(data)
-        writer.close()
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(1 << 16):
+                await asyncio.sleep(0.25)
+                writer.write(data)
+            writer.close()
 
-    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs, ours = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(carry(reader, ours), carry(theirs, writer))
+        async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            theirs, ours = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(carry(reader, ours), carry(theirs, writer))
 
-    far = await asyncio.start_server(joined, "127.0.0.1", 0)
-    async with far, open_channel(f"127.0.0.1:{far.sockets[0].getsockname()[1]}") as opened:
-        answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    await server.stop(0)
+        far = await asyncio.start_server(joined, "127.0.0.1", 0)
+        async with far, open_channel(f"127.0.0.1:{far.sockets[0].getsockname()[1]}") as opened:
+            answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.slow
