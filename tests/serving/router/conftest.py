@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from serving.cli.ports import free_port_block
@@ -83,6 +84,24 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loss]:
         return loss
 
     return at
+
+
+@pytest.fixture
+def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], bool]], None]:
+    """`lying(host, lies)`: this host forwards wrong hidden states whenever `lies()` is true."""
+
+    def start(liar: str, lies: Callable[[], bool]) -> None:
+        go_on = Host._continue
+
+        def lie(host: Host, job: Any, outcome: Any) -> None:
+            is_state = isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden
+            if is_state and host.settings.name == liar and lies():
+                outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
+            go_on(host, job, outcome)
+
+        monkeypatch.setattr(Host, "_continue", lie)
+
+    return start
 
 
 # A real etcd

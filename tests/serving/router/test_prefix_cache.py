@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result
 from serving.router.topology import Topology, local_topology
-from stages.host.host import Host
 from stages.host.prefixes import Beginning, PrefixStore
-from stages.host.scheduler import ScheduledHop
 from stages.model.prefill import ATTEND_POSITIONS
-from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome
 from stages.wire.status import StatusError
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
@@ -161,17 +156,11 @@ def test_a_key_does_not_use_prefixes_of_another_key(line: Line) -> None:
 
 
 def test_prefixes_of_a_faulty_host_are_not_used_after_its_restart(
-    bundles: Path, servers: Any, forgetful: Client, monkeypatch: pytest.MonkeyPatch
+    bundles: Path, servers: Any, forgetful: Client, lying: Callable[[str, Callable[[], bool]], None]
 ) -> None:
     """The router continues; tests/serving/router/test_liars.py has one that is started again."""
-    bundle, lies, go_on = bundles / "scored", [True], Host._continue
-
-    def lie(host: Host, job: ScheduledHop, outcome: Outcome) -> None:
-        if lies and host.settings.name == "host-1" and isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden:
-            outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
-        go_on(host, job, outcome)
-
-    monkeypatch.setattr(Host, "_continue", lie)
+    bundle, lies = bundles / "scored", [True]
+    lying("host-1", lambda: bool(lies))
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
     hosts = servers.hosts(topology, bundle)
     servers.router(topology, bundle)
