@@ -67,8 +67,9 @@ class WatchedRelay(Relay):
         super().__init__(address, message_bytes, hop_timeout_s)
         self.told: list[tuple[str, StatusError | None]] = []
 
-    def post(self, made: stage_pb2.Hop) -> None:
-        self.send(made, lambda refusal: self.told.append((made.session, refusal)))
+    def post(self, *hops: stage_pb2.Hop) -> None:
+        for made in hops:
+            self.send(made, lambda refusal, session=made.session: self.told.append((session, refusal)))
 
     async def all_of(self, count: int) -> dict[str, str]:
         """Codes by session, `ok` for accepted hops, once `count` hops have been settled; each once."""

@@ -58,8 +58,7 @@ def test_a_crash_of_the_next_host_is_reported() -> None:
 
 async def test_hops_sent_together_arrive_in_one_batch_and_in_order() -> None:
     async with relay_to(take) as (service, relay):
-        for name in "abc":
-            relay.post(hop(name))
+        relay.post(*map(hop, "abc"))
         assert await relay.all_of(3) == {"a": "ok", "b": "ok", "c": "ok"}
         relay.post(hop("d"))
         await relay.all_of(4)
@@ -71,16 +70,14 @@ async def test_hops_sent_together_arrive_in_one_batch_and_in_order() -> None:
 @pytest.mark.parametrize(("count", "batches"), [(9, [9]), (12, [6, 6]), (20, [10, 10]), (23, [8, 8, 7])])
 async def test_many_hops_are_split_into_even_batches(count: int, batches: list[int]) -> None:
     async with relay_to(take) as (service, relay):
-        for number in range(count):
-            relay.post(hop(str(number)))
+        relay.post(*(hop(str(number)) for number in range(count)))
         assert set((await relay.all_of(count)).values()) == {"ok"}
         assert list(map(len, service.sessions)) == batches
 
 
 async def test_a_rejected_hop_does_not_affect_the_rest_of_its_batch() -> None:
     async with relay_to(rejecting(invalid("no"), indices=(1, 3))) as (service, relay):
-        for name in "abcd":
-            relay.post(hop(name))
+        relay.post(*map(hop, "abcd"))
         assert await relay.all_of(4) == {"a": "ok", "b": "INVALID_ARGUMENT", "c": "ok", "d": "INVALID_ARGUMENT"}
         relay.post(hop("e"))
         assert (await relay.all_of(5))["e"] == "ok", "the stream continues"
@@ -124,10 +121,8 @@ async def test_a_full_batch_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "BATCH_BYTES", 10_000)
 
     async with relay_to(take) as (service, relay):
-        for name in "abcdefg":
-            relay.post(hop(name, payload=4_000))
-        relay.post(hop("large", payload=30_000))
-        relay.post(hop("last"))
+        relay.post(*(hop(name, payload=4_000) for name in "abcdefg"))
+        relay.post(hop("large", payload=30_000), hop("last"))
         assert set((await relay.all_of(9)).values()) == {"ok"}
         assert service.sessions == [["a", "b", "c"], ["d", "e", "f"], ["g", "large"], ["last"]]
 
@@ -162,8 +157,7 @@ async def test_hops_without_an_ack_fail_once_when_the_stream_breaks() -> None:
     async with relay_to(answer) as (_, relay):
         relay.post(hop("before"))
         await relay.all_of(1)
-        relay.post(hop("a"))
-        relay.post(hop("b"))
+        relay.post(hop("a"), hop("b"))
         codes = await relay.all_of(3)
         assert codes == {"before": "ok", "a": "UNAVAILABLE", "b": "UNAVAILABLE"}
         assert all("cannot be reached (going down)" in refusal.message for _, refusal in relay.told if refusal)
