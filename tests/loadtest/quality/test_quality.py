@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from pydoc_data.topics import topics
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,14 @@ class RareBytes:
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "check_judge", lambda: None)
     monkeypatch.setattr(text, "open_judge", RareBytes)
+
+
+@pytest.fixture(scope="session")
+def python_docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with valid.txt, cut from Python's own documentation."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "valid.txt").write_text("\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
+    return folder
 
 
 def quality(prompts: Path, *options: object) -> list[str]:

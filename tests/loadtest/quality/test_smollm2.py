@@ -1,13 +1,21 @@
 """The judge of text: SmolLM2, whose weights one worker of the tests loads once."""
 
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from loadtest.quality.judge import LanguageModel
+from loadtest.quality.judge import PACKAGES, LanguageModel, open_judge
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LanguageModel:
+    if any(find_spec(package) is None for package in PACKAGES):
+        pytest.skip("the judge is not installed (extra `judge`)")
+    return open_judge()
 
 
 def silent(texts: int) -> None:
