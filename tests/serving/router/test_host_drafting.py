@@ -1,4 +1,4 @@
-"""Hosts that draft: the text is that of `ar`, whatever their drafter guesses and whatever happens to it."""
+"""Hosts that draft: the text is that of `ar`, whatever their drafter proposes and if it fails."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
     assert bool(told) == (name == "logprobs")
     assert result.sweeps <= expected.sweeps
     if name == "wide tree":
-        assert result.accepted > 0, "some guesses stand, or nothing is tried here"
+        assert result.accepted > 0, "some draft tokens are accepted, or nothing is tested here"
         assert result.sweeps < expected.sweeps
 
 

@@ -45,7 +45,7 @@ traffic = st.lists(
 
 
 def guessing(text: bytes, lengths: Sequence[int], wrong: Sequence[bool]) -> Callable[[bytes], bytes]:
-    """Guesses of `text` that are wrong in places."""
+    """Drafts of `text` that are wrong in places."""
 
     def guess(so_far: bytes) -> bytes:
         at = len(so_far)

@@ -1,4 +1,4 @@
-"""Trees of guesses: each gives, to the last bit, what its branch would have given token by token."""
+"""Trees of draft tokens: each gives, to the last bit, what its branch would have given token by token."""
 
 import copy
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def trees(draw: st.DrawFn, most: int = 10) -> list[int]:
 
 
 def branch_of(depths: Sequence[int], at: int) -> list[int]:
-    """The guesses from the first one down to `at`."""
+    """The draft tokens from the first one down to `at`."""
     branch = [at]
     for before in reversed(range(at)):
         if depths[before] == depths[branch[0]] - 1:
@@ -184,7 +184,7 @@ def test_an_invalid_tree_is_refused(line_of: Any, fields: dict[str, Any], says: 
 
 
 def test_branches_share_positions_of_the_session(line_of: Any) -> None:
-    """A session need only have room for the deepest guess."""
+    """A session need only have room for the deepest draft token."""
     guesses = {"draft": 6, "depths": [0, 1, 0, 1, 0, 1]}
     assert line_of(capacity=len(KNOWN) + 2).step(KNOWN + b"abcdef", **guesses).text
     with pytest.raises(StatusError, match="do not fit the session's"):

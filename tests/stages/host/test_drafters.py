@@ -99,7 +99,7 @@ def test_draft_tokens_follow_a_grammar(model: WholeModel, branches: int) -> None
 
 
 def path(growth: Growth, at: int) -> list[int]:
-    """A guess after those before it on its branch."""
+    """A draft token after those before it on its branch."""
     return [] if at < 0 else [*path(growth, growth.above[at]), at]
 
 
@@ -121,7 +121,7 @@ def test_draft_tokens_have_the_largest_sums(model: WholeModel, branches: int, te
 
 
 def test_the_draft_is_as_long_as_pays(model: WholeModel) -> None:
-    """A longer sweep is worth more guesses, whoever drafts; and one guess is sent at least."""
+    """A longer sweep is worth more draft tokens; at least one is sent."""
     counts = []
     for trip_ms in (0.001, 50.0, 5000.0):
         worth, plan = DraftLength(SweepTime()), DraftPlan(20, branches=3)

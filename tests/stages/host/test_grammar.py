@@ -95,7 +95,7 @@ def test_a_tag_that_is_one_token_opens_a_call(source: ModelSource) -> None:
 
 
 def test_an_abandoned_branch_leaves_no_trace(source: ModelSource) -> None:
-    """As where guesses turn out wrong."""
+    """As where draft tokens are rejected."""
     made = grammar(source)
     for text in (TEXT, TEXT[:6], b'{"a": 7, "b": "x"}', TEXT[:9], b"", TEXT[:18], TEXT[:3]):
         made.read(text)

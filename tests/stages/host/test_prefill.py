@@ -88,7 +88,7 @@ def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Ho
         {"candidates": [b"abcde", b"fghij"]},
         {"reads": [150, 20, 60, 60], "candidates": [b"abcde"]},
     ],
-    ids=["text", "guesses", "scores", "a replay"],
+    ids=["text", "drafts", "scores", "a replay"],
 )
 async def test_chunks_give_the_text_of_one_hop(whole: Parts, fields: dict[str, Any]) -> None:
     async def write(host: Host, *hops: stage_pb2.Hop) -> list[stage_pb2.Event]:
