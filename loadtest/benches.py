@@ -3,17 +3,16 @@ define their flags. `--help` loads this file, so it imports nothing heavy."""
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import MAX_SEED, BenchReport, check_names, echo, origin, settings_record
+from loadtest.commands import MAX_SEED, BenchReport, check_names, echo, origin
 from loadtest.load.plan import LoadSettings
-from loadtest.workload.caller import Access, RouterState
+from loadtest.workload.caller import Access
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
 from loadtest.workload.testbed import default_hosts
 from serving.client.variants import ModeVariant, parse_variants
@@ -197,52 +196,9 @@ def run_loadtest(options: argparse.Namespace) -> int:
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
     check_testbed(settings.target)
-    return run_bench(options, "loadtest", lambda: _measure_load(settings))
+    from loadtest.load.run import measure_load
 
-
-def _measure_load(settings: LoadSettings) -> BenchReport:
-    """Raises OnesweepError."""
-    from loadtest.load.run import RUNS, LoadResult, find_knee, knee_note, run_line, run_load, run_notes, run_record
-    from loadtest.report.table import table
-    from loadtest.workload.prompts import seeded_prompts
-    from loadtest.workload.testbed import open_testbed
-    from loadtest.workload.texts import Texts
-
-    s, results = settings, list[LoadResult]()
-    if s.target.access is None:
-        echo(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
-    with open_testbed(s.target) as target:
-        facts = target.caller.facts()
-        echo(f"{target.access.router} accepts {facts.request_limit} requests at once ...")
-        cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
-        texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
-        for mode, users in product(modes, sorted(s.users)):
-            echo(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
-            results.append(run_load(s, texts, mode, users))
-            echo(run_line(results[-1]))
-    of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
-    knees = [find_knee(each) for each in of_modes]
-    notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
-    rows = [run_record(result) for result in results]
-    found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit, "rows": rows}
-    found["knees"] = [{"mode": result.mode, "users": result.users} for result, _ in knees]
-    record = found | {"settings": settings_record(s, target=target.network.profile)}
-    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
-    failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
-    if trouble := failed + lost + wrong:  # a sound deployment answers everything
-        notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
-    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, passed=not trouble)
-
-
-def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
-    """The modes that the router serves, after a sentence about each other one. Raises InputError if none is left."""
-    served = [mode for mode in modes if mode in facts.modes]
-    if not served:
-        raise InputError(f"this deployment cannot serve {', '.join(modes)}; it serves {', '.join(facts.modes)}")
-    for mode in modes:
-        if mode not in served:
-            print(f"skipping {mode}: the router serves only {', '.join(facts.modes)}")
-    return served
+    return run_bench(options, "loadtest", lambda: measure_load(settings))
 
 
 # `bench chaos`: a deployment, a load, and faults.

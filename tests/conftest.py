@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from cryptography import x509
@@ -25,8 +26,9 @@ from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.internal.constants_ast import Constants
 from torch import nn
 
+from loadtest.lab.lab import lab_problem
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, RouterError
+from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
@@ -43,6 +45,7 @@ from stages.model.randomness import Codes
 from stages.threads import cancelled
 from stages.wire.auth import CLIENT, Identity
 from stages.wire.certificates import Authority
+from stages.wire.status import StatusError
 from stages.wire.tls import Tls
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
@@ -266,6 +269,15 @@ def open_servers() -> contextlib.closing[Servers]:
     return contextlib.closing(Servers())
 
 
+@contextlib.contextmanager
+def refused(code: grpc.StatusCode, sentence: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """A block that an error with this gRPC status ends, whose text `sentence` matches as a regular expression."""
+    with pytest.raises((StatusError, RequestRefused, RouterError, grpc.RpcError), match=sentence) as caught:
+        yield caught
+    found: Any = caught.value.code
+    assert (found() if isinstance(caught.value, grpc.RpcError) else found) is code
+
+
 def wait_ready(address: str, within_s: float = PATIENCE_S, token: str | None = None) -> None:
     def ready() -> bool:
         try:
@@ -306,17 +318,33 @@ def local_ring() -> Callable[..., Any]:
     return ring
 
 
+@pytest.fixture(scope="session")
+def needs_lab() -> None:
+    if problem := lab_problem():
+        pytest.skip(problem)
+
+
 @pytest.fixture
 def unused_port() -> int:
     """A loopback port where nobody listens."""
     return free_port_block(1)
 
 
-async def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+async def eventually(condition: Callable[[], Any]) -> None:
     """Wait until the condition holds."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(POLL_S)
+
+
+@contextlib.asynccontextmanager
+async def started(server: grpc.aio.Server) -> AsyncIterator[None]:
+    """A server that runs until the end of the block."""
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(0)
 
 
 @contextlib.asynccontextmanager

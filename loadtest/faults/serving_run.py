@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, settings_record
@@ -25,6 +24,7 @@ from loadtest.faults.serving_testbed import (
     open_serving_testbed,
 )
 from loadtest.lab.profile import ROUTER
+from loadtest.load.plan import OK, Outcome
 from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL, SeededRequest
@@ -39,8 +39,8 @@ Echo = Callable[[str], None]
 POLL_S = 0.1
 RECOVERY_S = 60.0  # how long the next fault waits for the deployment to recover
 DETECTION_S = 1.5  # after a fault's end, the time by which the router knows its effects
-OK = "OK"
 LATE = "LATE"  # no complete answer within the request's patience, with any number of tries
+OUTCOMES = (Outcome.RIGHT, Outcome.WRONG, Outcome.LOST)  # of a request with all its calls
 # Statuses after which a client may repeat the same request.
 RETRIABLE = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
 PAUSE_S = 0.25  # before another call, if a refusal names no time
@@ -62,15 +62,6 @@ def seeded_requests(modes: Collection[str], first_seed: int, context_length: int
     )
 
 
-class Fate(StrEnum):
-    """The class of a request."""
-
-    RIGHT = "right"
-    # A byte differs from the text without faults, in the last call or in a part that a failed call returned.
-    WRONG = "wrong"
-    LOST = "lost"  # no complete text, within its patience and with all its calls
-
-
 @dataclass(frozen=True)
 class Answer:
     """A request, from its first call to its end."""
@@ -83,13 +74,16 @@ class Answer:
     failures: list[str] = field(default_factory=list)  # messages of failed calls
     replays: int = 0  # the router's moves of the work to other hosts
 
-    def fate(self, text: bytes) -> Fate:
-        """:param text: the deployment's text before any fault."""
+    def outcome(self, text: bytes) -> Outcome:
+        """One of OUTCOMES. A single wrong byte counts, also in a part that a failed call returned.
+
+        :param text: the deployment's text before any fault.
+        """
         if not all(text.startswith(each) for each in self.outputs):
-            return Fate.WRONG
+            return Outcome.WRONG
         if self.status != OK:
-            return Fate.LOST
-        return Fate.RIGHT if self.outputs[-1] == text else Fate.WRONG
+            return Outcome.LOST
+        return Outcome.RIGHT if self.outputs[-1] == text else Outcome.WRONG
 
 
 class Clients:
@@ -162,13 +156,13 @@ class ChaosResult:
     seconds: float  # of load
 
     @property
-    def fates(self) -> Counter[Fate]:
-        return Counter(answer.fate(self.texts[answer.case]) for answer in self.answers)
+    def outcomes(self) -> Counter[Outcome]:
+        return Counter(answer.outcome(self.texts[answer.case]) for answer in self.answers)
 
     @property
     def trouble(self) -> int:
         """Number of events that must not happen in any run."""
-        bad = len(self.answers) - self.fates[Fate.RIGHT]
+        bad = len(self.answers) - self.outcomes[Outcome.RIGHT]
         return bad + self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
 
 
@@ -257,14 +251,15 @@ MAX_SHOWN = 5
 
 
 def serving_report(result: ChaosResult) -> BenchReport:
+    sentences = verdict(result)
     record = {
         "settings": settings_record(result.settings),
         "seconds": result.seconds,
-        "verdict": verdict(result),
-        "requests": {"requests": len(result.answers), **{fate.value: result.fates[fate] for fate in Fate}},
+        "verdict": sentences,
+        "requests": {"requests": len(result.answers), **{each.value: result.outcomes[each] for each in OUTCOMES}},
         "faults": list(map(asdict, result.faults)),
     }
-    table = "\n" + "\n".join(f"- {words}" for words in verdict(result))
+    table = "\n" + "\n".join(f"- {words}" for words in sentences)
     return BenchReport(table, record, passed=not result.trouble)
 
 
@@ -272,7 +267,7 @@ def verdict(result: ChaosResult) -> list[str]:
     """The outcome, one sentence per line."""
     words = [
         f"{len(result.answers)} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
-        f"{', '.join(f'{result.fates[fate]} {fate}' for fate in Fate)}; "
+        f"{', '.join(f'{result.outcomes[each]} {each}' for each in OUTCOMES)}; "
         f"{sum(each.replays for each in result.answers)} replays on other hosts, "
         f"{sum(len(each.failures) for each in result.answers)} failed calls",
         *(f"{name} exited: {last}" for name, last in result.ended.items()),
@@ -287,11 +282,11 @@ def wrong_answers(result: ChaosResult) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in result.answers:
-        case, text, fate = result.cases[answer.case], result.texts[answer.case], answer.fate(result.texts[answer.case])
-        if fate is not Fate.RIGHT:
+        case, text = result.cases[answer.case], result.texts[answer.case]
+        if (outcome := answer.outcome(text)) is not Outcome.RIGHT:
             error = answer.failures[-1] if answer.failures else "no error"
             words.append(
-                f"{case.mode}, seed {case.seed}: {fate} after {answer.end_s - answer.begin_s:.1f} s, {answer.status} "
-                f"({error}): {answer.outputs!r}, expected {text!r}"
+                f"{case.mode}, seed {case.seed}: {outcome} after {answer.end_s - answer.begin_s:.1f} s, "
+                f"{answer.status} ({error}): {answer.outputs!r}, expected {text!r}"
             )
     return words

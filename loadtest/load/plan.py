@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     WRONG = "wrong"  # answered with another text
     REFUSED = "refused"  # refused with a time to retry
     FAILED = "failed"  # any other error status
-    LOST = "lost"  # neither answer nor status
+    LOST = "lost"  # neither answer nor status; under faults, no complete text with all its calls
 
 
 @dataclass(frozen=True)
@@ -105,30 +105,19 @@ class LoadSettings:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The measured part of a run, in seconds on the load generator's clock."""
+class Recording:
+    """All requests of a run, and its window: the measured part, in seconds on the load generator's clock."""
 
+    samples: list[LoadSample]
     begin_s: float
     end_s: float
-    processor_s: float  # the load generator's processor time in it
+    processor_s: float  # the load generator's processor time in the window
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
-    def contains(self, sample: LoadSample) -> bool:
-        """True if the request began in the window."""
-        return self.begin_s <= sample.begin_s < self.end_s
-
-
-@dataclass(frozen=True)
-class Recording:
-    """All requests of a run, and its measured part."""
-
-    samples: list[LoadSample]
-    window: Window
-
     @classmethod
     def from_json(cls, text: str) -> Self:
         table = json.loads(text)
-        return cls([LoadSample(**sample) for sample in table["samples"]], Window(**table["window"]))
+        return cls([LoadSample(**sample) for sample in table.pop("samples")], **table)

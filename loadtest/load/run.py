@@ -1,4 +1,4 @@
-"""One load run: users on a deployment for a while, then a check of every text."""
+"""`bench loadtest`: runs of users on a deployment, each for a while, then a check of every text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
+from loadtest.commands import BenchReport, echo, settings_record
 from loadtest.lab.lab import Child
 from loadtest.lab.profile import ROUTER
-from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
-from loadtest.report.table import Column, number, number_column, percentile, text_column
-from loadtest.workload.testbed import Testbed
+from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, outcome_of
+from loadtest.report.table import Column, number, number_column, percentile, table, text_column
+from loadtest.workload.caller import RouterState
+from loadtest.workload.prompts import seeded_prompts
+from loadtest.workload.testbed import Testbed, open_testbed
 from loadtest.workload.texts import Texts
-from stages.errors import ServiceError
+from stages.errors import InputError, ServiceError
 from stages.progress import counted
 
 
@@ -28,6 +31,45 @@ class LoadResult:
     wrong: str = ""  # the first wrong text with the right one
 
 
+def measure_load(settings: LoadSettings) -> BenchReport:
+    """Raises OnesweepError."""
+    s, results = settings, list[LoadResult]()
+    if s.target.access is None:
+        echo(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
+    with open_testbed(s.target) as target:
+        facts = target.caller.facts()
+        echo(f"{target.access.router} accepts {facts.request_limit} requests at once ...")
+        cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
+        texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
+        for mode, users in product(modes, sorted(s.users)):
+            echo(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
+            results.append(run_load(s, texts, mode, users))
+            echo(run_line(results[-1]))
+    of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
+    knees = [find_knee(each) for each in of_modes]
+    notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
+    rows = [run_record(result) for result in results]
+    found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit, "rows": rows}
+    found["knees"] = [{"mode": result.mode, "users": result.users} for result, _ in knees]
+    record = found | {"settings": settings_record(s, target=target.network.profile)}
+    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
+    failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
+    if trouble := failed + lost + wrong:  # a sound deployment answers everything
+        notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
+    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, passed=not trouble)
+
+
+def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
+    """The modes that the router serves, after a sentence about each other one. Raises InputError if none is left."""
+    served = [mode for mode in modes if mode in facts.modes]
+    if not served:
+        raise InputError(f"this deployment cannot serve {', '.join(modes)}; it serves {', '.join(facts.modes)}")
+    for mode in modes:
+        if mode not in served:
+            print(f"skipping {mode}: the router serves only {', '.join(facts.modes)}")
+    return served
+
+
 def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on an otherwise idle deployment, with every answer compared to the text of its case.
 
@@ -36,7 +78,7 @@ def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> Loa
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, recording.window), wrong)
+    return LoadResult(mode, users, figures_of(judged, recording), wrong)
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -189,23 +231,25 @@ def count(judged: Iterable[Judged]) -> Counts:
     return Counts(requests=found.total(), **{outcome.value: found[outcome] for outcome in Outcome})
 
 
-def figures_of(judged: Sequence[Judged], window: Window) -> LoadFigures:
+def figures_of(judged: Sequence[Judged], run: Recording) -> LoadFigures:
     """:param judged: every request of the run, whenever it began."""
-    inside = [each for each in judged if window.contains(each[0])]
+    inside, outside = list[Judged](), list[Judged]()
+    for each in judged:
+        (inside if run.begin_s <= each[0].begin_s < run.end_s else outside).append(each)
     right = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.RIGHT)
     refusals = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.REFUSED)
-    arrived = sum(outcome is Outcome.RIGHT and window.begin_s <= each.end_s < window.end_s for each, outcome in judged)
+    arrived = sum(outcome is Outcome.RIGHT and run.begin_s <= each.end_s < run.end_s for each, outcome in judged)
     failed = [sample for sample, outcome in inside if outcome is Outcome.FAILED]
     failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
     return LoadFigures(
         counts=count(inside),
-        outside=count(each for each in judged if not window.contains(each[0])),
-        seconds=window.seconds,
-        throughput_rps=arrived / window.seconds,
+        outside=count(outside),
+        seconds=run.seconds,
+        throughput_rps=arrived / run.seconds,
         p50_ms=percentile(right, 50),
         p95_ms=percentile(right, 95),
         p99_ms=percentile(right, 99),
         refusal_p95_ms=percentile(refusals, 95),
-        generator_cores=window.processor_s / window.seconds,
+        generator_cores=run.processor_s / run.seconds,
         failures=dict(failures.most_common(MAX_MESSAGES)),
     )

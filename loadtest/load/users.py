@@ -23,7 +23,7 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest.load.plan import OK, OPEN, LoadPlan, LoadSample, Recording, Window
+from loadtest.load.plan import OK, OPEN, LoadPlan, LoadSample, Recording
 from serving.client.client import Client, RequestRefused, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
@@ -112,22 +112,23 @@ def run_crowd(plan: LoadPlan) -> Recording:
         runner.start(plan.users, spawn_rate=plan.users)
         _wait_until(lambda: runner.user_count >= plan.users)
         gevent.sleep(plan.warm_up_s)
-        window = _measure(plan, ledger)
+        window = _measure_window(plan, ledger)
         if runner.user_count:
             runner.stop()  # every user finishes its request
         for number in list(ledger.open):  # a user that could not even be killed
             ledger.end(number, OPEN)
         runner.quit()
-    return Recording(ledger.samples, window)
+    return Recording(ledger.samples, *window)
 
 
-def _measure(plan: LoadPlan, ledger: UserLog) -> Window:
+def _measure_window(plan: LoadPlan, ledger: UserLog) -> tuple[float, float, float]:
+    """Its beginning, its end, and the processor time in it, in seconds."""
     begin_s, processor_s = time.perf_counter(), time.process_time()
     gevent.sleep(plan.seconds)
-    window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s)
+    end_s, processor_s = time.perf_counter(), time.process_time() - processor_s
     # keep the load on until the window's own requests have ended: else the last ones would run under less load
-    _wait_until(lambda: all(begin_s >= window.end_s for _, begin_s in ledger.open.values()), plan.patience_s)
-    return window
+    _wait_until(lambda: all(begun_s >= end_s for _, begun_s in ledger.open.values()), plan.patience_s)
+    return begin_s, end_s, processor_s
 
 
 def _own_status(error: RouterError | RequestRefused) -> bool:

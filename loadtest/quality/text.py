@@ -289,35 +289,26 @@ def cut_prompts(
 ) -> tuple[Passage, ...]:
     """Cut `count` passages evenly from the text, without overlap and within files.
 
-    The seed shifts them. Raises InputError for too little text.
+    The seed shifts them by what remains of a file. Raises InputError for too little text.
     """
     window = prompt_bytes + output_bytes
-    slots = [
-        (document, start)
-        for number, document in enumerate(documents)
-        for start in _starts(len(document), window, seed, number)
-    ]
+    slots = list[tuple[bytes, int]]()
+    for number, document in enumerate(documents):
+        room, spare = divmod(len(document), window)
+        shift = min(int(uniforms(seed, Purpose.WINDOWS, 0, 1, 1, number)[0, 0] * (spare + 1)), spare)
+        slots += [(document, start) for start in range(shift, shift + room * window, window)]
     if len(slots) < count:
         raise InputError(
             f"the text has room for only {len(slots)} of {count} passages of {window} bytes: "
             "give more text, or a smaller --count or --bytes"
         )
     chosen = np.linspace(0, len(slots), count, endpoint=False).astype(int)
-    cuts = [slots[i] for i in chosen.tolist()]
-    return tuple(_passage(raw, start, prompt_bytes, output_bytes) for raw, start in cuts)
-
-
-def _starts(size: int, window: int, seed: int, document: int) -> range:
-    """Starts of neighbouring windows, shifted by what remains of the file."""
-    slots, spare = divmod(size, window)
-    shift = min(int(uniforms(seed, Purpose.WINDOWS, 0, 1, 1, document)[0, 0] * (spare + 1)), spare)
-    return range(shift, shift + slots * window, window)
-
-
-def _passage(raw: bytes, start: int, prompt_bytes: int, output_bytes: int) -> Passage:
-    window = _whole(raw[start : start + prompt_bytes + output_bytes])
-    prompt = _whole(window[:prompt_bytes])
-    return Passage(prompt, window[len(prompt) :])
+    passages = list[Passage]()
+    for document, start in (slots[i] for i in chosen.tolist()):
+        text = _whole(document[start : start + window])
+        prompt = _whole(text[:prompt_bytes])
+        passages.append(Passage(prompt, text[len(prompt) :]))
+    return tuple(passages)
 
 
 def _whole(raw: bytes) -> bytes:

@@ -74,7 +74,7 @@ COORDINATOR_KINDS = ("token", "no-room", "power", "torn")
 WRITES = 6.0  # most writes until one is torn
 # Clients leave a silent router once gRPC's keepalive notices, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
-UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt fails, if no second try overtakes it
+UNACKNOWLEDGED_S = 5.7  # until a hop without an ack fails, if no second try overtakes it
 SILENCE_S = 2.4  # until a router leaves a silent host, if no second try overtakes it
 DEPLOYED_S = 4.0, 4.5  # after its start, a deployment is done
 AGAIN_S = 1.0  # after the end of a fault: delayed work arrives, and ended work has restarted

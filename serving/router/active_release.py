@@ -166,11 +166,14 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
                     f"{expected}: the parts do not form the right model"
                 )
             say(f"{kind}: {nats:.4f} nats a token on its probe text, through the hosts")
-    for name in served.served_modes:
-        await _when_free(partial(_write, served.modes[name]))
-    for name in served.drawing_modes:
-        await _when_free(partial(_draw, served.drawing[name]))
-    say(f"modes that work: {', '.join([*served.served_modes, *served.drawing_modes])}")
+    jobs = [(name, partial(_write, served.modes[name])) for name in served.served_modes]
+    jobs += [(name, partial(_draw, served.drawing[name])) for name in served.drawing_modes]
+    for name, job in jobs:
+        try:
+            await _when_free(job)
+        except StatusError as refusal:
+            raise StatusError(refusal.code, f"mode {name} fails with this release: {refusal.message}") from None
+    say(f"modes that work: {', '.join(name for name, _ in jobs)}")
 
 
 async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
@@ -197,24 +200,18 @@ def expected_nats(manifest: Manifest) -> float | None:
 
 async def _write(mode: Mode) -> None:
     generation = Generation(prompt=PROMPT, seed=1, codec=mode.default_codec, max_tokens=TEST_TOKENS, due_at=_deadline())
-    try:
-        account = Account()
-        generation = await tokenized(generation, ChatPrompt(), mode, account, PromptPools())
-        check_fit(generation, mode)
-        async for _ in retry_after_audit(mode, generation, account):
-            pass
-    except StatusError as refusal:
-        raise StatusError(refusal.code, f"mode {mode.name} fails with this release: {refusal.message}") from None
+    account = Account()
+    generation = await tokenized(generation, ChatPrompt(), mode, account, PromptPools())
+    check_fit(generation, mode)
+    async for _ in retry_after_audit(mode, generation, account):
+        pass
     if account.output_tokens != TEST_TOKENS and not generation.ends:
-        raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} of {TEST_TOKENS} test tokens")
+        raise failed_precondition(f"it wrote {account.output_tokens} of {TEST_TOKENS} test tokens")
 
 
 async def _draw(mode: DrawingMode) -> None:
-    try:
-        order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, {mode.name: mode}, _deadline())
-        await retry_drawing(order, Account(), lambda preview: None)
-    except StatusError as refusal:
-        raise StatusError(refusal.code, f"mode {mode.name} fails with this release: {refusal.message}") from None
+    order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, {mode.name: mode}, _deadline())
+    await retry_drawing(order, Account(), lambda preview: None)
 
 
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:

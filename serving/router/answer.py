@@ -41,7 +41,7 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = Fals
 
 def same_results(mine: Sequence[stage_pb2.Event], theirs: Sequence[stage_pb2.Event], exact: bool = False) -> bool:
     """True if two answers agree sweep by sweep."""
-    return len(mine) == len(theirs) and all(map(lambda one, other: same_result(one, other, exact), mine, theirs))
+    return len(mine) == len(theirs) and all(same_result(*pair, exact) for pair in zip(mine, theirs, strict=True))
 
 
 def _outcome_of(event: stage_pb2.Event) -> stage_pb2.Event:

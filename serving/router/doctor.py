@@ -33,7 +33,7 @@ class MeasuredLink:
     target: str
     rtt_ms: float
     rtt_min_ms: float
-    # Best time for a full-size state to travel there and its receipt to come back.
+    # Best time for a full-size state to travel there and its ack to come back.
     state_ms: float
     rate_mbps: float
 

@@ -29,7 +29,7 @@ UNKNOWN_MODE = "unknown"
 class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
     """One request in logs and metrics, used in a `with` block and closed however the block ends."""
 
-    def __init__(self, mode: str, due_at: float, figures: RouterCounters | None = None) -> None:
+    def __init__(self, mode: str, due_at: float, counters: RouterCounters) -> None:
         """:param mode: an existing mode, or UNKNOWN_MODE.
         :param due_at: its deadline, by the monotonic clock."""
         self.mode, self.due_at = mode, due_at
@@ -40,7 +40,7 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None  # once the request is done
         self.code = grpc.StatusCode.OK
         self._reason = ""
-        self._figures = figures
+        self._counters = counters
 
     @property
     def left_s(self) -> float:
@@ -55,8 +55,7 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
         if error is not None:
             self._fail(error)
         account, ms = self.account, self.age_ms
-        if self._figures is not None:
-            self._figures.ended(self)
+        self._counters.ended(self)
         log.info(
             "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
             *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),

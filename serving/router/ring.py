@@ -54,14 +54,12 @@ class Ring:
         self,
         settings: RingSettings | None = None,
         verifier: "ReferenceVerifier | None" = None,
-        meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
         owner: str = "",
         findings: Path | None = None,
         run: Path | None = None,
     ) -> None:
         """:param verifier: decides when hosts disagree.
-        :param meter: makes the meter of the link to the host with a name.
         :param owner: the router's name in its certificate: hosts let it subscribe under that name only.
         :param findings: file of audits' findings; None: they end with this process.
         :param run: directory of certificates, which also records links if machines joined."""
@@ -77,7 +75,7 @@ class Ring:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
         self.changes = 0  # counts events that may change the best path, or leave none
-        self._meter = meter
+        self.meter: Callable[[str], LinkObserver] | None = None  # of the link to the host with a name
 
     def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
         """Link to exactly these hosts; work on a removed host moves to others. A RingView's `problem` says when the
@@ -169,8 +167,8 @@ class Ring:
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.settings.hop_timeout_s, self.security)
         link.quarantined, link.quarantined_until = self._quarantine.of(entry.name)
-        if self._meter is not None:
-            link.relay.meter = self._meter(entry.name)
+        if self.meter is not None:
+            link.relay.meter = self.meter(entry.name)
         return link
 
     async def _keep_linked(self, link: HostLink) -> None:

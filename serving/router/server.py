@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.audit import FINDINGS_NAME
-from serving.router.records import ROUTER_METRICS, RouterCounters
+from serving.router.records import ROUTER_METRICS
 from serving.router.ring import Ring
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
@@ -55,8 +55,6 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         torch.set_num_threads(settings.threads)
     keyring = Keyring(settings.tokens, settings.routers)
     name = _own_name(settings)
-    figures = RouterCounters() if settings.seeing.metrics else None
-    meter = figures.links.link if figures else None
     security = settings.security
     verifier = None
     if settings.ring.audit_share and settings.checkpoint:
@@ -65,7 +63,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=settings.topology.certificates)
+    ring = Ring(settings.ring, verifier, security, name, findings=findings, run=settings.topology.certificates)
     read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
     first = first_release(ring, store, settings.checkpoint, read)
     if first.directory and find_bundle(first.directory).for_hosts:
@@ -73,12 +71,13 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     rollout = Rollout(ring, first, store, settings.checkpoint)
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
-    if figures is not None:
-        lookout.serve(ROUTER_METRICS, lambda: figures.read(service.status()))
+    if settings.seeing.metrics:
+        ring.meter = service.counters.links.link
+        lookout.serve(ROUTER_METRICS, lambda: service.counters.read(service.status()))
     ring.set_hosts(settings.topology.hosts)
     checks.look()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -55,20 +55,13 @@ VERSION = version("onesweep")  # read once: looking it up takes longer than the 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
     """Admits requests, runs their mode, streams their text and closes their account."""
 
-    def __init__(
-        self,
-        rollout: Rollout,
-        keyring: Keyring,
-        admission: Admission,
-        ring_wait_s: float,
-        figures: RouterCounters | None = None,
-    ) -> None:
+    def __init__(self, rollout: Rollout, keyring: Keyring, admission: Admission, ring_wait_s: float) -> None:
         """:param keyring: the keys that may send requests.
         :param admission: limits how many run at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.figures, self.prompts, self.expiry = figures, PromptPools(), Expiry(self.ring.security.tls)
+        self.counters, self.prompts, self.expiry = RouterCounters(), PromptPools(), Expiry(self.ring.security.tls)
         self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
     def Generate(
@@ -87,7 +80,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Yield the answer to a request, recorded under its name in the logs."""
         left_s = context.time_remaining()
         due_at = monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
-        record = RequestRecord(mode, due_at, self.figures)
+        record = RequestRecord(mode, due_at, self.counters)
         with ignoring_ended_call():
             await context.send_initial_metadata(record.metadata)
         context.set_trailing_metadata(record.metadata)

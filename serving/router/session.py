@@ -21,7 +21,7 @@ from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import PAUSE_S, Journal, Tries
 from serving.router.paths import cached_by, problem_of
 from stages.host.plan import MODEL_KINDS, ModelKind
-from stages.model.prefill import ATTEND_POSITIONS, MAX_PREFILL_CHUNKS, prefix_digests, prefix_root
+from stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
 from stages.model.scoring import batch_rows
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
@@ -62,9 +62,6 @@ class Session:
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
         self.model = view.model(kind) or stage_pb2.ModelInfo()
         self.vocabulary = Vocabulary(self.model.vocabulary) if self.model.vocabulary else BYTES
-        # cut here, not by the hosts: each piece is a normal hop, checked, queued, refused and resent on its own
-        rows = batch_rows(self.model.width or 1)
-        self._cut = partial(step_hops, vocabulary=self.vocabulary, most=MAX_PREFILL_CHUNKS, rows=rows)
         self.due_at, self.account = due_at, account
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self.journal = Journal(self.vocabulary)
@@ -243,7 +240,8 @@ class Session:
         )
         put_work(hop, work)
         self.account.context.stamp(hop)
-        return self._cut(hop)
+        # cut here, not by the hosts: each chunk is a normal hop, checked, queued, refused and resent on its own
+        return step_hops(hop, self.vocabulary, batch_rows(self.model.width or 1))
 
     def _audited(self) -> AuditedAnswer | None:
         """The answer since the last call, if it is picked for an audit."""

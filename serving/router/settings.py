@@ -26,7 +26,7 @@ class AdmissionSettings:
 class RingSettings:
     """Settings of a ring."""
 
-    # How long to wait for a host's receipt or description, and for lost hosts to come back.
+    # How long to wait for a host's ack or description, and for lost hosts to come back.
     hop_timeout_s: float = setting(5.0, "wait for a host", above=0, rare=True)
     # Pause between the messages that keep an idle link's congestion window open.
     keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", minimum=0, maximum=60, rare=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["chain", "ar", "scorer", "steps"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
-PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a batch of other hops, timings, paths
+BATCH_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a batch of other hops, timings, paths
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
 USUAL_PICTURES = 4  # in a request
 ROW_BYTES = 32  # in addition to a row's numbers: its scale, the numbers sent separately, and its token
@@ -104,7 +104,7 @@ class HostPlan:
         together."""
         if self.draws:
             largest = max(_picture_bytes(source.manifest.picture_architecture) for source in self.models.values())
-            return largest + PARCEL_SPARE_BYTES
+            return largest + BATCH_SPARE_BYTES
         sizes = list[int]()
         if "chain" in self.models:
             a = self.models["chain"].manifest.own_architecture
@@ -112,7 +112,7 @@ class HostPlan:
         for source in self.pipelines.values():
             p = source.manifest.text_architecture
             sizes.append((max_new_tokens(p.positions) + max_scored(p.width)) * (4 * p.width + ROW_BYTES))
-        return max(sizes) + PARCEL_SPARE_BYTES
+        return max(sizes) + BATCH_SPARE_BYTES
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:

@@ -30,14 +30,12 @@ from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.threads import cancelled
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
-from stages.wire.auth import HOST, CallerGuard
+from stages.wire.auth import HOST, SERVICE, CallerGuard
 from stages.wire.channel import KEEPALIVE, HealthChecks, bind, check_target, new_server, serve_health
 from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
 
-# The health service's name for readiness; the empty name stands for liveness.
-SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 NO_NEXT_HOST = "no next host: the topology has none that begins with the block after this host's last"
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
@@ -245,10 +243,10 @@ def _new_server(
     service: StageService | WaitingService, message_bytes: int, settings: StageSettings
 ) -> tuple[grpc.aio.Server, HealthChecks, int]:
     """A live server of the stage service, its health service, and its port. Raises OnesweepError."""
-    guards = [CallerGuard(SERVICE)] if settings.security.tls else []
+    guards = [CallerGuard()] if settings.security.tls else []
     if settings.tokens is not None:
         keyring = Keyring(settings.tokens)
-        guards.append(CallerGuard(SERVICE, lambda _, __, call: keyring.identify(call.invocation_metadata(), ADMIN)))
+        guards.append(CallerGuard(lambda _, __, call: keyring.identify(call.invocation_metadata(), ADMIN)))
     server = new_server(message_bytes, guards, options=KEEPALIVE if settings.pipes else ())
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     if settings.pipes is not None:
@@ -257,7 +255,7 @@ def _new_server(
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = bind(server, settings.listen, settings.security, mutual=True)
-    checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)  # of readiness; the empty name is of liveness
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
     return server, checks, port
 

@@ -14,6 +14,7 @@ from stages.wire.status import Context, Interceptor, StatusError, checked_handle
 
 log = logging.getLogger(__name__)
 
+SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 SCHEME = "onesweep://"
 HOST, ROUTER, CLIENT = "host", "router", "client"
 ROLES = (HOST, ROUTER, CLIENT)
@@ -78,7 +79,7 @@ def _plain(host: str) -> str:
         return host.lower()
 
 
-def check_certificate(method: str, request: object, context: Context) -> None:
+def check_caller(method: str, request: object, context: Context) -> None:
     """Raise StatusError unless the caller's certificate allows `method` of the stage service."""
     peer = identity_of(context)
     shown = peer.uri if peer else "not from `onesweep certs`"
@@ -92,24 +93,21 @@ def check_certificate(method: str, request: object, context: Context) -> None:
 
 
 class CallerGuard(Interceptor):
-    """Rejects calls of one service by caller. Other services of the server, such as health, are open to all whose
+    """Rejects calls of the stage service by caller. Other services of the server, such as health, are open to all whose
     handshake succeeded."""
 
-    def __init__(self, service: str, check: Callable[[str, object, Context], object] = check_certificate) -> None:
-        """:param service: the service's full name.
-        :param check: raises StatusError to refuse a call.
-        """
-        self.service, self._check_caller = service, check
-        self._logged = ""
+    def __init__(self, check: Callable[[str, object, Context], object] = check_caller) -> None:
+        """:param check: raises StatusError to refuse a call."""
+        self._check, self._logged = check, ""
 
     def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
         _, service, method = str(call.method).split("/")
-        if service != self.service:
+        if service != SERVICE:
             return handler
 
         def check(request: object, context: Context) -> None:
             try:
-                self._check_caller(method, request, context)
+                self._check(method, request, context)
             except StatusError as refusal:
                 if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
                     log.warning("%s refused for %s: %s", method, context.peer(), refusal.message)

@@ -47,7 +47,7 @@ BATCH_BYTES = 1 << 20  # a batch takes hops until it has this many bytes
 BATCH_HOPS = 8
 # An ack costs both sides nearly as much as a batch. While batches follow each other, one ack covers all batches within
 # a hundredth of the time that an ack may take, or within this many bytes.
-TICKS, RECEIPT_BYTES = 100, 1 << 16
+TICKS, ACK_BYTES = 100, 1 << 16
 
 Settled = Callable[[StatusError | None], None]  # called once with a hop's result: None when the next host has queued it
 
@@ -115,7 +115,7 @@ class Relay:
         self._sent: dict[int, list[_Handover]] = {}
         """Hops handed to gRPC that have no ack yet, by the number of their batch."""
         self._batches = 0
-        self._receipt_at = 0.0  # the first batch from then on asks for an ack, by the monotonic clock
+        self._ack_at = 0.0  # the first batch from then on asks for an ack, by the monotonic clock
         self._quiet_bytes = 0  # sent since a batch last asked
         self._asks = False  # no batch followed in time, so an empty one asks
         self._ticker: asyncio.TimerHandle | None = None
@@ -249,7 +249,7 @@ class Relay:
         refusal = unavailable(f"{self.host} closed the connection; check that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for hops already in the outbox
-        self._receipt_at, self._quiet_bytes = 0.0, 0
+        self._ack_at, self._quiet_bytes = 0.0, 0
         try:
             # the ack comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
@@ -304,8 +304,8 @@ class Relay:
 
     def _is_quiet(self) -> bool:
         """True if the last batch does not need its own ack."""
-        if self._asks or monotonic() >= self._receipt_at or self._quiet_bytes > RECEIPT_BYTES:
-            self._receipt_at, self._quiet_bytes, self._asks = monotonic() + self.hop_timeout_s / TICKS, 0, False
+        if self._asks or monotonic() >= self._ack_at or self._quiet_bytes > ACK_BYTES:
+            self._ack_at, self._quiet_bytes, self._asks = monotonic() + self.hop_timeout_s / TICKS, 0, False
             return False
         return True
 
@@ -317,7 +317,7 @@ class Relay:
                 handover.settle(deadline_exceeded(f"the deadline passed before {self.host} answered"))
             elif now >= handover.begin + self.hop_timeout_s:
                 handover.settle(self._silent(handover.begin))
-        if self._quiet_bytes and now >= self._receipt_at + pause_s:
+        if self._quiet_bytes and now >= self._ack_at + pause_s:
             self._asks = True
             self._wake.set()
         self._ticker = asyncio.get_running_loop().call_later(pause_s, self._tick) if self._unsettled else None

@@ -50,16 +50,15 @@ def copy_of(message: M) -> M:
     return copy
 
 
-def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int, rows: int) -> list[stage_pb2.Hop]:
+def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stage_pb2.Hop]:
     """Split `hop` as it is sent: Reads of the beginning of its tokens, then the rest, its candidates in batches.
 
     :param vocabulary: vocabulary of its tokens.
-    :param most: most hops of known tokens.
     :param rows: approximate tokens of the candidates in a batch; a batch has at least one candidate.
     """
     if not hop.HasField("read"):
         return [hop]
-    *first, last = prefill_hops(hop, vocabulary, most)
+    *first, last = prefill_hops(hop, vocabulary)
     hops = [*first, *(_batches(last, vocabulary, rows) if last.read.HasField("score") else [last])]
     for later in hops[1:]:
         later.ClearField("memory")  # the session is already open
@@ -128,18 +127,17 @@ def after_prefix(read: stage_pb2.Read, positions: int, vocabulary: Vocabulary) -
     return rest
 
 
-def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:
+def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary) -> list[stage_pb2.Hop]:
     """Split the Read of `hop` as it is sent: alone, or after Reads of the beginning of its tokens, without a result.
 
     :param vocabulary: vocabulary of its tokens.
-    :param most: most hops in total.
     """
     read = hop.read
     count, draft = vocabulary.count(read.clean), read.sample.draft
     lengths = read_lengths(count, read.reads, draft if read.sample.HasField("tree") else 0)
     if len(lengths) < 2:
         return [hop]
-    chunks = prefill_chunks(lengths, count - draft, -(-count // most))
+    chunks = prefill_chunks(lengths, count - draft, -(-count // MAX_PREFILL_CHUNKS))
     hops, at = list[stage_pb2.Hop](), 0
     for chunk in chunks:
         hops.append(copy_of(hop))

@@ -19,7 +19,7 @@ from serving.router.topology import HostEntry, Topology, local_topology
 from stages.clock import monotonic
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server, open_channel
-from tests.conftest import until, wait_ready
+from tests.conftest import started, until, wait_ready
 from tests.fuzz.inputs import changed
 
 pytestmark = pytest.mark.slow
@@ -95,9 +95,8 @@ def test_ten_thousand_answers_of_a_hostile_host(
         server = new_server(4 << 20)
         stage_pb2_grpc.add_StageServiceServicer_to_server(hostile, server)
         server.add_insecure_port(address)
-        await server.start()
-        await stop.wait()
-        await server.stop(0)
+        async with started(server):
+            await stop.wait()
 
     for entry in honest.hosts:
         after = [*honest.successors(entry), *([address] if entry.blocks == (0,) else [])]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from stages.host.server import SERVICE
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import CallerGuard
 from stages.wire.channel import bind, new_server
@@ -37,7 +36,7 @@ def with_relay(server_tls: Tls | None, tls: Tls | None, story: Story, listen: st
     """Run a story with a relay to a server that shows one certificate, the relay another."""
 
     async def run() -> Any:
-        server = new_server(interceptors=[CallerGuard(SERVICE)] if server_tls else [])
+        server = new_server(interceptors=[CallerGuard()] if server_tls else [])
         try:
             stage_pb2_grpc.add_StageServiceServicer_to_server(Paris(), server)
             port = bind(server, f"{listen}:0", Security(server_tls), mutual=True)

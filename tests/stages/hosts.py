@@ -1,12 +1,9 @@
 """A host without a network, whose router is the test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
-
-import grpc
-import pytest
 
 from stages.host.host import Host
 from stages.host.metrics import HostCounters
@@ -15,7 +12,6 @@ from stages.host.parts import Parts, Release
 from stages.host.settings import HostSettings
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
-from stages.wire.status import StatusError
 from tests.conftest import PATIENCE_S
 from tests.stages.raw_client import ROUTER
 
@@ -53,12 +49,3 @@ def send(host: Host, *hops: stage_pb2.Hop) -> None:
 
 async def event_of(host: Host) -> stage_pb2.Event:
     return await host.subscribers.queues[ROUTER].get()
-
-
-@contextmanager
-def refused(code: grpc.StatusCode, sentence: str) -> Iterator[None]:
-    """A block that a StatusError ends, with this code and a part of this sentence."""
-    with pytest.raises(StatusError) as caught:
-        yield
-    assert caught.value.code is code
-    assert sentence in caught.value.message

@@ -21,7 +21,7 @@ CAPACITY = 40
 
 
 class Rejected(Exception):
-    """What a receipt says of a hop, in the shape of a failed call."""
+    """What an ack says of a hop, in the shape of a failed call."""
 
     def __init__(self, rejection: stage_pb2.Rejection) -> None:
         super().__init__(rejection.message)
@@ -50,9 +50,9 @@ class Peer:
         self.health = health_pb2_grpc.HealthStub(self.channel)
         self.messages: Iterator[stage_pb2.Events] | None = None
         self.unread: deque[stage_pb2.Event] = deque()
-        self.parcels = 0
+        self.batches = 0
         self.outgoing: SimpleQueue[stage_pb2.HopBatch | None] = SimpleQueue()
-        self.receipts: Iterator[stage_pb2.Ack] | None = None
+        self.acks: Iterator[stage_pb2.Ack] | None = None
 
     def describe(self) -> stage_pb2.DescribeResponse:
         return self.stub.Describe(stage_pb2.DescribeRequest(), timeout=5, wait_for_ready=True)
@@ -66,23 +66,23 @@ class Peer:
         assert next(self.messages) == stage_pb2.Events()
 
     def send(self, *hops: stage_pb2.Hop) -> stage_pb2.Ack:
-        """A parcel over the stream; a stream that broke is opened anew."""
-        if self.receipts is None:
+        """A batch over the stream; a stream that broke is opened anew."""
+        if self.acks is None:
             self.outgoing = SimpleQueue()
-            self.receipts = self.stub.Push(iter(self.outgoing.get, None))
-        self.parcels += 1
-        self.outgoing.put(stage_pb2.HopBatch(number=self.parcels, hops=hops, protocol=PROTOCOL))
+            self.acks = self.stub.Push(iter(self.outgoing.get, None))
+        self.batches += 1
+        self.outgoing.put(stage_pb2.HopBatch(number=self.batches, hops=hops, protocol=PROTOCOL))
         try:
-            receipt = next(self.receipts)
+            ack = next(self.acks)
         except grpc.RpcError:
             self.outgoing.put(None)
-            self.receipts = None
+            self.acks = None
             raise
-        assert receipt.number == self.parcels
-        return receipt
+        assert ack.number == self.batches
+        return ack
 
     def push(self, hop: stage_pb2.Hop) -> None:
-        """One hop in a parcel of its own. Raises Rejected, or the error of the stream."""
+        """One hop in a batch of its own. Raises Rejected, or the error of the stream."""
         for rejection in self.send(hop).rejections:
             assert rejection.index == 0
             raise Rejected(rejection)

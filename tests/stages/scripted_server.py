@@ -1,4 +1,4 @@
-"""A server that answers a relay as it is told, and what became of the hops."""
+"""A server that answers a relay as the test says, and a relay that keeps what became of its hops."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from stages.wire.channel import new_server
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
-from tests.conftest import PATIENCE_S, eventually
+from tests.conftest import PATIENCE_S, eventually, started
 
 HOP_TIMEOUT_S = 0.3
 PATIENT_S = 20.0
@@ -22,15 +22,15 @@ Answer = Callable[[Any, stage_pb2.HopBatch], Awaitable[stage_pb2.Ack]]
 
 
 class Answering(stage_pb2_grpc.StageServiceServicer):
-    """Answers parcels as it is told; keeps what came."""
+    """Answers batches as the test says, and keeps them."""
 
     server: grpc.aio.Server
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.parcels: list[stage_pb2.HopBatch] = []
+        self.batches: list[stage_pb2.HopBatch] = []
         self.streams = 0
-        self.spares = False  # receipts that nobody asked for
+        self.spares = False  # acks that nobody asked for
         # Sizes of the keep-warm messages.
         self.warmed: list[int] = []
 
@@ -43,12 +43,12 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         await eventually(lambda: len(self.warmed) > than)
         return self.warmed
 
-    async def Push(self, parcels: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
+    async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
         self.streams += 1
-        async for parcel in parcels:
-            self.parcels.append(parcel)
-            answer = await self.answer(context, parcel)
-            if not (self.spares and parcel.quiet):
+        async for batch in batches:
+            self.batches.append(batch)
+            answer = await self.answer(context, batch)
+            if not (self.spares and batch.quiet):
                 yield answer
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Any) -> stage_pb2.DescribeResponse:
@@ -56,26 +56,42 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
 
     @property
     def sessions(self) -> list[list[str]]:
-        """Names of the hops of each parcel."""
-        return [[hop.session for hop in parcel.hops] for parcel in self.parcels]
+        """Names of the hops of each batch."""
+        return [[hop.session for hop in batch.hops] for batch in self.batches]
+
+
+class WatchedRelay(Relay):
+    """A relay that keeps what became of each hop."""
+
+    def __init__(self, address: str, message_bytes: int, hop_timeout_s: float) -> None:
+        super().__init__(address, message_bytes, hop_timeout_s)
+        self.told: list[tuple[str, StatusError | None]] = []
+
+    def post(self, *hops: stage_pb2.Hop) -> None:
+        for made in hops:
+            self.send(made, lambda refusal, session=made.session: self.told.append((session, refusal)))
+
+    async def all_of(self, count: int) -> dict[str, str]:
+        """Codes by session, `ok` for accepted hops, once `count` hops have been settled; each once."""
+        await eventually(lambda: len(self.told) >= count)
+        await asyncio.sleep(0.02)
+        codes = {session: refusal.code.name if refusal else "ok" for session, refusal in self.told}
+        assert len(codes) == len(self.told) == count, "a hop was settled twice"
+        return codes
 
 
 @asynccontextmanager
 async def relay_to(
     answer: Answer | Answering, hop_timeout_s: float = PATIENT_S
-) -> AsyncIterator[tuple[Answering, Relay]]:
+) -> AsyncIterator[tuple[Answering, WatchedRelay]]:
     """A server that answers so, and a relay to it."""
     server, service = new_server(), answer if isinstance(answer, Answering) else Answering(answer)
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     port, service.server = server.add_insecure_port("127.0.0.1:0"), server
-    await server.start()
-    relay = Relay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield service, relay
-    finally:
+    relay = WatchedRelay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
+    async with started(server), asyncio.timeout(PATIENCE_S):
+        yield service, relay
         await relay.close()
-        await server.stop(0)
 
 
 async def push(relay: Relay, made: stage_pb2.Hop) -> None:
@@ -94,7 +110,7 @@ def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2
 
 
 def push_to(answer: Answer, describe: bool = False) -> StatusError:
-    """What comes of a push to a server that answers so."""
+    """The error of a push to a server that answers so."""
 
     async def refusal() -> StatusError:
         async with relay_to(answer, HOP_TIMEOUT_S if answer is hang else PATIENT_S) as (_, relay):
@@ -107,25 +123,25 @@ def push_to(answer: Answer, describe: bool = False) -> StatusError:
     return asyncio.run(refusal())
 
 
-async def take(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-    return stage_pb2.Ack(number=parcel.number)
+async def take(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
+    return stage_pb2.Ack(number=batch.number)
 
 
-async def hang(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+async def hang(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
     await asyncio.Event().wait()
     return stage_pb2.Ack()
 
 
 def rejecting(refusal: StatusError, indices: Sequence[int] = (0,)) -> Answer:
-    """Takes a parcel, but for the hops at these places."""
+    """Takes a batch, but for the hops at these places."""
 
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        receipt = stage_pb2.Ack(number=parcel.number)
+    async def answer(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
+        ack = stage_pb2.Ack(number=batch.number)
         for index in indices:
-            receipt.rejections.add(
+            ack.rejections.add(
                 index=index, code=refusal.number, message=refusal.message, retry_after_ms=refusal.retry_after_ms or 0
             )
-        return receipt
+        return ack
 
     return answer
 
@@ -133,31 +149,11 @@ def rejecting(refusal: StatusError, indices: Sequence[int] = (0,)) -> Answer:
 def aborting(refusal: StatusError) -> Answer:
     """Ends the call, or the whole stream."""
 
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+    async def answer(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
         await refusal.abort(context)
 
     return answer
 
 
-async def crash(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
+async def crash(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
     raise RuntimeError("boom")
-
-
-# Parcels
-class Heard:
-    """What became of each hop, as `settled` told it."""
-
-    def __init__(self, relay: Relay) -> None:
-        self.relay = relay
-        self.told: list[tuple[str, StatusError | None]] = []
-
-    def send(self, made: stage_pb2.Hop) -> None:
-        self.relay.send(made, lambda refusal: self.told.append((made.session, refusal)))
-
-    async def all_of(self, count: int) -> dict[str, str]:
-        """Codes by session, `ok` for those that were taken, once `count` hops have been settled; each once."""
-        await eventually(lambda: len(self.told) >= count)
-        await asyncio.sleep(0.02)
-        codes = {session: refusal.code.name if refusal else "ok" for session, refusal in self.told}
-        assert len(codes) == len(self.told) == count, "a hop was settled twice"
-        return codes

@@ -11,7 +11,7 @@ TARGETS = {"kill": ["a-1", "a-2", "b-1"], "cut": ["router - a-1", "a-1 - b-1"], 
 SETTINGS = ChaosSettings(minutes=10, seed=7)
 
 
-def test_one_fault_a_turn_of_every_kind_as_the_seed_decides() -> None:
+def test_a_seed_decides_one_fault_a_turn_of_every_kind() -> None:
     schedule, turn_s = make_schedule(TARGETS, SETTINGS), (600 - SETTINGS.warm_up_s) / 24
     assert schedule == make_schedule(TARGETS, SETTINGS) != make_schedule(TARGETS, replace(SETTINGS, seed=8))
     assert Counter(planned.kind for planned in schedule) == {"kill": 8, "cut": 8, "router": 8}

@@ -1,4 +1,4 @@
-"""A run of `bench chaos`: what counts as right, wrong and lost, its report, and real processes that lose nothing."""
+"""A run of `bench chaos`: its report, and real processes that lose nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +8,15 @@ import pytest
 from loadtest.benches import ChaosSettings
 from loadtest.faults.serving_run import (
     LATE,
-    OK,
     Answer,
     ChaosResult,
-    Fate,
     chaos,
     serving_report,
     verdict,
     wrong_answers,
 )
 from loadtest.lab.lab import lab_problem
+from loadtest.load.plan import OK, Outcome
 from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.caller import RouterState
 from loadtest.workload.prompts import SeededRequest
@@ -40,21 +39,21 @@ RESULT = ChaosResult(
 
 
 @pytest.mark.parametrize(
-    ("answer", "fate"),
+    ("answer", "outcome"),
     [
-        (GOOD, Fate.RIGHT),
-        (RETRIABLE, Fate.RIGHT),
-        (replace(GOOD, outputs=[b"calm see"]), Fate.WRONG),
-        (replace(GOOD, outputs=[TEXT[:-1]]), Fate.WRONG),
-        (replace(RETRIABLE, outputs=[b"cold", TEXT]), Fate.WRONG),
-        (replace(GOOD, status=LATE, outputs=[TEXT[:3]]), Fate.LOST),
-        (replace(GOOD, status="INTERNAL", outputs=[b""]), Fate.LOST),
+        (GOOD, Outcome.RIGHT),
+        (RETRIABLE, Outcome.RIGHT),
+        (replace(GOOD, outputs=[b"calm see"]), Outcome.WRONG),
+        (replace(GOOD, outputs=[TEXT[:-1]]), Outcome.WRONG),
+        (replace(RETRIABLE, outputs=[b"cold", TEXT]), Outcome.WRONG),
+        (replace(GOOD, status=LATE, outputs=[TEXT[:3]]), Outcome.LOST),
+        (replace(GOOD, status="INTERNAL", outputs=[b""]), Outcome.LOST),
     ],
 )
-def test_fates(answer: Answer, fate: Fate) -> None:
+def test_an_answer_is_right_wrong_or_lost(answer: Answer, outcome: Outcome) -> None:
     result = replace(RESULT, answers=[answer])
-    assert answer.fate(TEXT) is fate
-    assert bool(wrong_answers(result)) is bool(result.trouble) is (fate is not Fate.RIGHT)
+    assert answer.outcome(TEXT) is outcome
+    assert bool(wrong_answers(result)) is bool(result.trouble) is (outcome is not Outcome.RIGHT)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +64,13 @@ def test_fates(answer: Answer, fate: Fate) -> None:
         ({"ended": {"a-2": "out of memory"}}, "a-2 exited: out of memory"),
     ],
 )
-def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) -> None:
+def test_sessions_problems_and_dead_processes_at_the_end_fail_the_run(changes: dict[str, object], words: str) -> None:
     result = replace(RESULT, **changes)  # type: ignore[arg-type]
     assert words in verdict(result)
     assert not serving_report(result).passed
 
 
-def test_a_sound_run_says_so() -> None:
+def test_a_run_without_trouble_passes() -> None:
     report = serving_report(RESULT)
     assert report.passed
     assert "2 right, 0 wrong, 0 lost; 0 replays" in report.table

@@ -45,7 +45,7 @@ def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_idle")
-def test_a_bundle_that_draws_is_measured_by_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_that_draws_is_measured_in_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--batch", 4, "--rounds", 2]
     values = measured(tmp_path / "host.json", *options, "--levels", 3)
     assert {name.partition(":")[0] for name in values} == {"chain", "steps", "idle"}
@@ -53,7 +53,7 @@ def test_a_bundle_that_draws_is_measured_by_pictures(tmp_path: Path, capsys: pyt
     assert "--levels must be 3 to 256, not 2" in capsys.readouterr().err
 
 
-def test_rows_are_medians_and_the_overhead_is_one_sweep_s_share() -> None:
+def test_rows_are_medians_and_the_overhead_is_per_sweep() -> None:
     rows = {row.name: row for row in alone_rows("sweep", 3, "tokens/s", SAMPLES)}
     assert rows["sweep: latency"].value == 19.5
     assert rows["sweep: latency over compute"].value == pytest.approx(19.5 / 4)

@@ -26,7 +26,7 @@ def test_rows_are_medians_and_their_ratio() -> None:
     assert _rows(MEMORY, {"onesweep": OURS}) == [Row("most memory: onesweep", 120.0, "MB")]
 
 
-def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_files_are_an_error(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "model.gguf"
     for checkpoint, sentence in [(bundle, f"{source} does not exist"), (tmp_path, "manifest.json")]:
         assert main(["bench", "peers", "--checkpoint", str(checkpoint), "--source", str(source)]) == 2
@@ -39,7 +39,7 @@ def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec(PEER) is not None, reason="llama.cpp would read an empty file")
-def test_where_llama_cpp_is_not_our_own_figures_stand_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_llama_cpp_only_our_rows_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "model", architecture=replace(ARCHITECTURE, positions=1024))
     (tmp_path / "model.gguf").touch()
     given = ["--checkpoint", tmp_path / "model", "--source", tmp_path / "model.gguf", "--rounds", 1]

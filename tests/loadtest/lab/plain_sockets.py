@@ -1,6 +1,6 @@
 """Plain sockets and nothing of the product: run inside a node, prints what it measured as JSON.
 
-echo PORT | ping ADDRESS PORT COUNT | collect PORT COUNT | send ADDRESS PORT COUNT BURST PAUSE_S [SIZE]
+echo PORT | ping ADDRESS PORT COUNT | collect PORT COUNT | send ADDRESS PORT COUNT
 """
 
 import contextlib
@@ -51,30 +51,24 @@ def ping(address: str, port: str, count: str) -> list[float]:
     return trips
 
 
-def collect(port: str, count: str, quiet_s: str = "3") -> list[tuple[int, float]]:
-    """Number and time of arrival (by the kernel, in microseconds) of up to `count` packets, until it is quiet."""
+def collect(port: str, count: str) -> list[float]:
+    """Times of arrival of `count` packets, by the kernel, in microseconds."""
     receiver, arrivals = bound(int(port)), []
     receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     receiver.settimeout(10)
-    while len(arrivals) < int(count):
-        try:
-            data, ancillary, _, _ = receiver.recvmsg(2048, 64)
-        except TimeoutError:
-            break
-        receiver.settimeout(float(quiet_s))
+    for _ in range(int(count)):
+        _, ancillary, _, _ = receiver.recvmsg(2048, 64)
         seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
-        arrivals.append((struct.unpack_from("I", data)[0], seconds % 10_000 * 1e6 + nanoseconds / 1e3))
+        arrivals.append(seconds % 10_000 * 1e6 + nanoseconds / 1e3)
     return arrivals
 
 
-def send(address: str, port: str, count: str, burst: str, pause_s: str, size: str = str(FULL)) -> None:
-    """`count` numbered packets, `burst` at once, then a pause."""
+def send(address: str, port: str, count: str) -> None:
+    """`count` packets of full size at once."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.connect((address, int(port)))
-        for i in range(int(count)):
-            if i and i % int(burst) == 0:
-                time.sleep(float(pause_s))
-            sender.send(struct.pack("I", i).ljust(int(size), b"\0"))
+        for _ in range(int(count)):
+            sender.send(bytes(FULL))
 
 
 def main() -> None:

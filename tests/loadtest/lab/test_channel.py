@@ -28,7 +28,7 @@ def play(channel: Channel, comings: list[tuple[int, int]]) -> list[tuple[int, in
 
 @patient
 @given(st.floats(0, 200), RATES, SIZES)
-def test_a_lone_packet_takes_its_time_at_the_rate_and_the_delay(delay_ms: float, rate_mbps: float, size: int) -> None:
+def test_a_single_packet_takes_its_size_at_the_rate_and_the_delay(delay_ms: float, rate_mbps: float, size: int) -> None:
     channel = Channel(Link(delay_ms=delay_ms, rate_mbps=rate_mbps), "")
     ((came_ns, _, delivered_ns),) = play(channel, [(0, size)])
     assert abs(delivered_ns - came_ns - (delay_ms * 1e6 + size * 8000 / rate_mbps)) <= 2
@@ -36,7 +36,7 @@ def test_a_lone_packet_takes_its_time_at_the_rate_and_the_delay(delay_ms: float,
 
 @patient
 @given(COMINGS, RATES, st.floats(0, 1), st.floats(0, 0.5))
-def test_order_is_kept_and_nothing_comes_early(
+def test_packets_keep_their_order_and_none_is_early(
     comings: list[tuple[int, int]], rate_mbps: float, share: float, loss: float
 ) -> None:
     link = Link(delay_ms=10, jitter_ms=10 * share, rate_mbps=rate_mbps, loss=loss)
@@ -48,7 +48,7 @@ def test_order_is_kept_and_nothing_comes_early(
 
 @patient
 @given(COMINGS, RATES)
-def test_no_more_than_the_rate_gets_through(comings: list[tuple[int, int]], rate_mbps: float) -> None:
+def test_packets_do_not_exceed_the_rate(comings: list[tuple[int, int]], rate_mbps: float) -> None:
     played = [p for p in play(Channel(Link(rate_mbps=rate_mbps), ""), comings) if p[2] != DROPPED]
     for before, after in pairwise(played):
         assert after[2] - before[2] >= after[1] * 8000 / rate_mbps - 2
@@ -56,7 +56,7 @@ def test_no_more_than_the_rate_gets_through(comings: list[tuple[int, int]], rate
 
 @patient
 @given(COMINGS, RATES, st.floats(1.5, 20))
-def test_what_waits_fits_the_queue_and_only_what_does_not_is_dropped(
+def test_only_packets_that_do_not_fit_the_queue_are_dropped(
     comings: list[tuple[int, int]], rate_mbps: float, queue_kb: float
 ) -> None:
     link = Link(rate_mbps=rate_mbps, queue_ms=8 * queue_kb / rate_mbps)
@@ -73,7 +73,7 @@ def test_what_waits_fits_the_queue_and_only_what_does_not_is_dropped(
 
 @patient
 @given(st.integers(0, 10_000), st.floats(0.01, 0.9))
-def test_loss_is_random_and_can_be_repeated(seed: int, loss: float) -> None:
+def test_loss_is_random_and_repeatable(seed: int, loss: float) -> None:
     count = 2000
 
     def dropped() -> list[bool]:

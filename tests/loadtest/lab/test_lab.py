@@ -68,7 +68,7 @@ def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
     assert gone(lab, nodes)
 
 
-def test_kill_9_of_the_lab_process_leaves_nothing(needs_lab: None) -> None:
+def test_killing_the_lab_process_leaves_nothing(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
         nodes, inside = namespaces(lab), [sleeper(lab, "host-1"), sleeper(lab, "router", outlives_parent=True)]
         os.kill(lab.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signal
     assert let_go(nodes)
 
 
-def test_why_no_lab_can_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_why_no_lab_can_be_made_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "needs root" in lab_problem()
     with pytest.raises(LabError, match="needs root"), temporary_lab(NEAR, 1):
@@ -133,7 +133,7 @@ def test_why_no_lab_can_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
 DIALLER = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.5)"
 
 
-def test_a_link_is_cut_and_mended_while_others_carry_on(needs_lab: None) -> None:
+def test_a_link_is_cut_and_restored_while_others_work(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
 
         def said(target: str) -> str:

@@ -30,7 +30,7 @@ def test_shipped_profiles_have_the_links_of_their_names() -> None:
     assert all(Profile.from_record(json.loads(json.dumps(asdict(each)))) == each for each in shipped.values())
 
 
-def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
+def test_profiles_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         "[mine]\ndelay_ms = 3\nrate_mbps = 10\nqueue_ms = 5\n"
@@ -68,7 +68,7 @@ def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
         ("delay_ms = ", "mine.toml is not TOML: "),
     ],
 )
-def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_profile_is_explained(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"[p]\n{text}")
     assert said in str(caught.value)
@@ -76,7 +76,7 @@ def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said:
     assert caught.value.exit_code == 2
 
 
-def test_files_that_cannot_be_read_and_profiles_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_and_unknown_profiles_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the profiles .*absent\.toml: No such file"):
         read_profiles(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="Is a directory"):

@@ -35,15 +35,13 @@ def wan(
         (["--profile", "lan", "--hosts", "0"], "a lab must have 1 to 64 hosts, not 0"),
     ],
 )
-def test_a_mistake_is_a_sentence_and_exit_code_2(
-    wan: Callable[..., tuple[int, str]], arguments: list[str], said: str
-) -> None:
+def test_a_wrong_option_is_explained(wan: Callable[..., tuple[int, str]], arguments: list[str], said: str) -> None:
     code, shown = wan("up", *arguments)
     assert (code, shown.count("\n")) == (2, 1)
     assert said in shown
 
 
-def test_a_network_is_there_while_up_runs(needs_lab: None, wan: Callable[..., tuple[int, str]]) -> None:
+def test_the_network_exists_while_up_runs(needs_lab: None, wan: Callable[..., tuple[int, str]]) -> None:
     command = [sys.executable, "-P", "-m", "serving.cli", "wan", "up", "--profile", "three-regions"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         assert "host-3 10.77.0.4" in up.stdout.readline()

@@ -11,7 +11,7 @@ from loadtest.latency.run import Sample, sample_of
 
 
 def account(**changes: Any) -> dict[str, Any]:
-    """What `Result.as_json()` says of a sweep over two hosts that computed for 4 ms each."""
+    """`Result.as_json()` of a sweep over two hosts that computed for 4 ms each."""
     hosts = [{"name": f"host-{i}", "blocks": [i - 1], "compute_ms": 4.0, "queue_ms": 0.5} for i in (1, 2)]
     return {
         "mode": "sweep",

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.lab import lab_problem
 from serving.cli.__main__ import main
 from tests.loadtest.conftest import check_refused
 from tests.serving.pretrained import write_model
-
-needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
 
 
 def bench(bundle: Path, *options: object) -> list[str]:
@@ -40,7 +37,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],
 )
-def test_refused_with_a_sentence(
+def test_a_wrong_option_is_explained(
     bundle: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -57,7 +54,7 @@ def test_refused_with_a_sentence(
 
 
 @pytest.mark.slow
-def test_a_token_model_without_a_lab(
+def test_a_token_model_is_measured_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "there is no lab")
@@ -76,7 +73,7 @@ def test_a_token_model_without_a_lab(
 
 
 @pytest.mark.slow
-def test_what_the_router_refuses_is_a_row(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_request_is_a_row(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--profile", "loopback", "--modes", "ar,local", "--bytes", 8, "--requests", 1)
     assert main(bench(bundle, *options, "--json", tmp_path / "r.json")) == 1
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
@@ -88,8 +85,7 @@ def test_what_the_router_refuses_is_a_row(bundle: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
-@needs_a_lab
-def test_a_whole_run(bundle: Path, tmp_path: Path) -> None:
+def test_a_whole_run(needs_lab: None, bundle: Path, tmp_path: Path) -> None:
     options = ("--profile", "links-20", "--modes", "sweep,ar:fp32", "--bytes", "8", "--requests", 2)
     assert main(bench(bundle, *options, "--seed", 3, "--json", tmp_path / "r.json")) == 0
     record = json.loads((tmp_path / "r.json").read_text())
@@ -105,9 +101,8 @@ def test_a_whole_run(bundle: Path, tmp_path: Path) -> None:
     assert {sample["seed"] for sample in record["samples"]} == {3, 4}
 
 
-@needs_a_lab
 @pytest.mark.slow
-def test_machines_that_join_find_the_links_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machines_that_join_use_the_requested_links(needs_lab: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Others than those would be an error."""
     options = ("--links", "reversed,relayed", "--modes", "ar", "--bytes", "8", "--requests", "1")
     assert main(["bench", "wan", "--profile", "lan", *options]) == 0

@@ -66,20 +66,20 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
         *("chain", "no sweep", "batches", "a slow link"),
     ],
 )
-def test_unequal_links_by_hand(cost: BookedCost, expected: Floor) -> None:
+def test_the_floor_over_unequal_links_is_that_by_hand(cost: BookedCost, expected: Floor) -> None:
     floor = floor_of(cost, ("host-1", "host-2"), lambda a, b: TRIANGLE[a, b])
     assert (floor.delay_ms, floor.compute_ms) == (expected.delay_ms, expected.compute_ms)
     assert floor.serialisation_ms == pytest.approx(expected.serialisation_ms)
     assert floor.total_ms == pytest.approx(expected.total_ms)
 
 
-def test_one_host_hands_its_bytes_to_itself() -> None:
+def test_a_single_host_forwards_to_itself() -> None:
     for mode, sweeps, expected_ms in [("ar", 5, 21.0), ("sweep", 1, 21.0), ("chunked", 5, 105.0)]:
         floor = floor_of(booked(mode, sweeps), ("host-1",), lambda a, b: TRIANGLE[a, b])
         assert floor.delay_ms == expected_ms
 
 
-def test_an_account_splits_hosts_from_router() -> None:
+def test_the_account_separates_hosts_and_router() -> None:
     split = BookedCost.of(account(compute_ms=11.0))
     assert (split.host_ms, split.local_ms) == (8.0, 3.0)
     assert BookedCost.of(account(compute_ms=7.999)).local_ms == 0.0  # rounding

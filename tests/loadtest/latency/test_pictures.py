@@ -21,14 +21,14 @@ from tests.loadtest.latency.test_bench import bench
         (("--levels", "6", "--modes", "steps", "--hosts", 4), "hosts cannot share 3 blocks"),
     ],
 )
-def test_refused_with_a_sentence(
+def test_a_wrong_option_is_explained(
     drawing: Path, capsys: pytest.CaptureFixture[str], options: tuple[object, ...], says: str
 ) -> None:
     check_refused(capsys, bench(drawing, "--profile", "loopback", *options), says)
 
 
 @pytest.mark.slow
-def test_pictures_without_a_lab(drawing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_measured_without_a_lab(drawing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--profile", "loopback", "--at-once", 2, "--hosts", 2)
     modes = ("--modes", "chain,steps,steps:int8,local", "--levels", 3, "--requests", 2, "--seed", 5)
     assert main(bench(drawing, *modes, *options, "--json", tmp_path / "r.json")) == 0

@@ -24,7 +24,7 @@ Make = Callable[..., Sample]
 FLOOR_MS = 30 + 40 + 8
 
 
-def test_medians_over_what_ended_well(sample: Make) -> None:
+def test_a_row_has_medians_of_successful_requests(sample: Make) -> None:
     row = row_of("wan", SWEEP, [*(sample(100.0 + i) for i in range(4)), sample(error="host-2 is lost")])
     assert row.keys() >= KEYS
     assert (row["requests"], row["failures"], row["error"]) == (5, 1, "host-2 is lost")
@@ -36,7 +36,7 @@ def test_medians_over_what_ended_well(sample: Make) -> None:
     assert row["acceptance"] is None
 
 
-def test_acceptance_is_a_share_of_all_guesses_that_were_reached(sample: Make) -> None:
+def test_acceptance_is_the_share_of_reached_draft_tokens(sample: Make) -> None:
     row = row_of("wan", SWEEP, [sample(reached=10, accepted=9), sample(reached=30, accepted=11)])
     assert row["acceptance"] == 0.5
     assert row_of("wan", SWEEP, [sample(reached=0, accepted=0)])["acceptance"] is None
@@ -57,14 +57,14 @@ def series(mode: str, **settings: Any) -> RequestSeries:
     return RequestSeries(ModeVariant(mode).having(**settings), Length(8))
 
 
-def test_speculation_is_held_to_the_texts_of_ar(taken: Callable[..., list[Sample]]) -> None:
+def test_texts_of_speculation_are_compared_with_ar(taken: Callable[..., list[Sample]]) -> None:
     found = {series("ar"): taken(b"aa", b"cc", b"dd"), series("ar-speculative"): taken(b"aa", None, b"cc")}
     assert same_as_ar(series("ar-speculative"), found) == {"same_as_ar": 1, "compared": 2}
     assert same_as_ar(series("ar"), found) == {}
     assert same_as_ar(series("ar-speculative"), found | {series("ar-speculative"): taken(None)}) == {}
 
 
-def test_a_codec_is_compared_with_its_own(taken: Callable[..., list[Sample]]) -> None:
+def test_texts_are_compared_within_one_codec(taken: Callable[..., list[Sample]]) -> None:
     guessing = series("ar-speculative", codec="int8")
     plain = {series("ar"): taken(b"aa"), series("ar", codec="int8"): taken(b"cc")}
     assert same_as_ar(guessing, plain | {guessing: taken(b"cc")}) == {"same_as_ar": 1, "compared": 1}

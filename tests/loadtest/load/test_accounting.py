@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load.plan import OK, OPEN, LoadSample, Outcome, Window, outcome_of
+from loadtest.load.plan import OK, OPEN, LoadSample, Outcome, Recording, outcome_of
 from loadtest.load.run import Counts, LoadFigures, LoadResult, figures_of, find_knee, judge, knee_note
 from loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
-WINDOW = Window(100.0, 110.0, 0.5)
+WINDOW = Recording([], 100.0, 110.0, 0.5)
 CODES = [code.name for code in grpc.StatusCode] + [OPEN]
 
 moments = st.floats(90, 120, allow_nan=False)
@@ -31,7 +31,7 @@ samples = st.builds(
 
 
 @given(samples)
-def test_every_request_falls_into_the_class_that_its_definition_says(sample: LoadSample) -> None:
+def test_every_sample_has_its_outcome(sample: LoadSample) -> None:
     answered = sample.status == "OK"
     right = bytes.fromhex(sample.output) == TEXTS[sample.case]
     refused = sample.status == "RESOURCE_EXHAUSTED" and sample.retry_after_ms is not None
@@ -47,7 +47,7 @@ def test_every_request_falls_into_the_class_that_its_definition_says(sample: Loa
 
 
 @given(st.lists(samples))
-def test_every_request_counts_once_and_latencies_and_rates_are_those_of_right_answers(run: list[LoadSample]) -> None:
+def test_requests_count_once_and_only_right_answers_have_latencies(run: list[LoadSample]) -> None:
     figures = figures_of(judge(run, TEXTS), WINDOW)
     for counts in (figures.counts, figures.outside):
         classes = [getattr(counts, outcome.value) for outcome in Outcome]
@@ -65,7 +65,7 @@ def test_every_request_counts_once_and_latencies_and_rates_are_those_of_right_an
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
-def test_a_percentile_is_the_smallest_value_that_enough_others_do_not_exceed(values: list[float], percent: int) -> None:
+def test_a_percentile_is_the_smallest_sufficient_value(values: list[float], percent: int) -> None:
     ordered = sorted(values)
     found = percentile(ordered, percent)
     enough = [v for v in ordered if sum(w <= v for w in ordered) * 100 >= percent * len(ordered)]
@@ -73,7 +73,7 @@ def test_a_percentile_is_the_smallest_value_that_enough_others_do_not_exceed(val
     assert percentile([], percent) is None
 
 
-def test_refusals_have_latencies_and_are_no_trouble() -> None:
+def test_refusals_have_latencies_and_are_not_failures() -> None:
     refusals = [LoadSample(0, 101.0, 101.0 + i / 1000, "RESOURCE_EXHAUSTED", False, 1000) for i in (1, 2, 3)]
     figures = figures_of(judge(refusals, {}), WINDOW)
     assert figures.refusal_p95_ms == pytest.approx(3.0)
@@ -81,7 +81,7 @@ def test_refusals_have_latencies_and_are_no_trouble() -> None:
     assert figures.counts.trouble == 0
 
 
-def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> None:
+def test_failures_are_listed_by_frequency_with_their_messages() -> None:
     failed = [LoadSample(0, 101.0, 102.0, "UNAVAILABLE", message=m) for m in ("host-1 is lost", "x", "host-1 is lost")]
     failed.append(LoadSample(0, 101.0, 102.0, "INTERNAL"))
     failures = figures_of(judge(failed, {}), WINDOW).failures
@@ -101,12 +101,12 @@ def queue(capacity: int, users: int) -> LoadResult:
 
 
 @pytest.mark.parametrize(("capacity", "knee"), [(1, "knee at 1 user:"), (4, "knee at 4 users"), (5, "knee at 8 users")])
-def test_the_knee_of_a_queue(capacity: int, knee: str) -> None:
+def test_the_knee_of_a_queue_is_found(capacity: int, knee: str) -> None:
     assert knee_note(*find_knee([queue(capacity, users) for users in LEVELS])).startswith(f"sweep: {knee}")
     assert knee_note(*find_knee([queue(capacity, 1)])).startswith("sweep: no knee up to 1 user:")
 
 
-def test_latency_that_doubles_is_over_the_knee_even_where_throughput_grows() -> None:
+def test_doubled_latency_is_over_the_knee_even_if_throughput_grows() -> None:
     soft = [replace(FIGURES, p95_ms=60.0 * users, throughput_rps=3.0 * users) for users in LEVELS]
     results = [replace(queue(100, users), figures=each) for users, each in zip(LEVELS, soft, strict=True)]
     assert knee_note(*find_knee(results)).startswith("sweep: knee at 2 users")

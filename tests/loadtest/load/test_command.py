@@ -56,7 +56,7 @@ def test_several_modes_and_numbers_of_users(router: str, tmp_path: Path, capsys:
 
 
 @pytest.mark.slow
-def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
+def test_ctrl_c_ends_every_process(bundle: Path, locust: None) -> None:
     command = [sys.executable, *MODULE, "bench", "loadtest", "--checkpoint", str(bundle), "--hosts", "1", *QUICK]
     with subprocess.Popen([*command, "--seconds", "600"], stderr=subprocess.PIPE) as process:
         while len(children := psutil.Process(process.pid).children(recursive=True)) < 4:
@@ -82,18 +82,20 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
         (["--router", "127.0.0.1:1"], "--router names a running deployment: omit --hosts, --checkpoint"),
     ],
 )
-def test_mistakes_end_in_a_sentence_before_anything_starts(
+def test_a_wrong_option_is_explained_before_anything_starts(
     bundle: Path, capsys: pytest.CaptureFixture[str], locust: None, arguments: list[str], sentence: str
 ) -> None:
     check_refused(capsys, ["bench", "loadtest", "--checkpoint", str(bundle), *arguments], sentence)
 
 
-def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mode_that_the_deployment_lacks_is_refused(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
     assert "this deployment cannot serve local; it serves sweep, chunked, ar" in capsys.readouterr().err
 
 
-def test_locust_is_missing(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_locust_is_an_error(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("loadtest.benches.find_spec", lambda name: None)
     assert main(["bench", "loadtest", "--checkpoint", str(bundle)]) == 2
     assert "the load test needs locust: pip install 'onesweep[loadtest]'" in capsys.readouterr().err

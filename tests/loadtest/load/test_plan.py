@@ -1,26 +1,26 @@
-"""What goes between the load generator and its parent, and what the users ask for."""
+"""The plan and the recording between the load generator and its parent, and the prompts of users."""
 
 import json
 from dataclasses import asdict
 
 import pytest
 
-from loadtest.load.plan import LoadPlan, LoadSample, Recording, Window
+from loadtest.load.plan import LoadPlan, LoadSample, Recording
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
 
 
-def test_a_plan_and_a_recording_go_through_json() -> None:
+def test_a_plan_and_a_recording_survive_json() -> None:
     plan = LoadPlan(Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 0.5, 2.0, 9.0)
     assert LoadPlan.from_json(json.dumps(asdict(plan))) == plan
     assert plan.patience_s == 14.0
     sample = LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff")
-    recording = Recording([sample], Window(1.0, 2.0, 0.25))
+    recording = Recording([sample], 1.0, 2.0, 0.25)
     assert Recording.from_json(json.dumps(asdict(recording))) == recording
 
 
-def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths_that_fit_the_context() -> None:
+def test_prompts_have_their_own_seeds_and_lengths_that_fit_the_context() -> None:
     cases = seeded_prompts(64, 10, 128, 512)
     assert [case.seed for case in cases] == list(range(10, 74))
     assert len({case.prompt for case in cases}) > 20

@@ -44,7 +44,7 @@ def wordless(locust: None) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, texts: Texts) -> None:
+def test_an_unexpected_text_is_wrong(settings: Settings, texts: Texts) -> None:
     texts.of("ar", [2])
     texts._known["ar", 2] = b"something else"
     result = run_load(settings(), texts, "ar", 2)
@@ -73,14 +73,14 @@ def plan(address: str, **changes: Any) -> LoadPlan:
     return replace(LoadPlan(Access(address), "sweep", 8, few, 2, 0.1, 0.5, 0.5, grace_s=0.5), **changes)
 
 
-def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
+def test_a_request_without_an_answer_is_lost(wordless: str) -> None:
     samples = recorded(somewhere(wordless), plan(wordless, warm_up_s=0.0, seconds=1.5)).samples
     assert len(samples) > 0
     assert {outcome for _, outcome in judge(samples, {})} == {Outcome.LOST}
     assert all(sample.latency_ms >= 950 for sample in samples)
 
 
-def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:
+def test_a_load_generator_that_dies_is_an_error(wordless: str) -> None:
     nowhere = somewhere(wordless, "sh", "-c", "echo broken >&2; exit 3")
     with pytest.raises(ServiceError, match=r"the load generator exited with code 3: broken"):
         recorded(nowhere, plan(wordless))

@@ -42,7 +42,7 @@ def test_the_frechet_distance_is_that_of_gaussians() -> None:
     assert low < frechet_distance(one, other) < high
 
 
-def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_path: Path) -> None:
+def test_a_judge_is_trained_saved_and_refused_when_damaged(bright: Path, tmp_path: Path) -> None:
     path, pictures = tmp_path / "judge.safetensors", load_pictures(bright)
     save_judge(train_judge(pictures, epochs=30), path, pictures)
     judge, _ = load_judge(path)
@@ -86,7 +86,7 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--judge", __file__], "cannot read"),
     ],
 )
-def test_mistakes_end_in_a_sentence(
+def test_a_wrong_option_is_explained(
     bright: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["bench", "quality", "--pictures", str(bright), *arguments]) in (1, 2)

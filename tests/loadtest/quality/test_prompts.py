@@ -26,13 +26,13 @@ def test_prompts_are_cut_between_characters_evenly_and_without_overlap() -> None
     assert max(gaps) < 2 * min(gaps)
 
 
-def test_the_seed_shifts_them_and_the_same_seed_gives_the_same() -> None:
+def test_prompts_depend_on_the_seed() -> None:
     same = cut_prompts([TEXT], 20, 30, 47)
     assert cut_prompts([TEXT], 20, 30, 47) == same
     assert cut_prompts([TEXT], 20, 30, 47, seed=1) != same
 
 
-def test_files_of_a_folder(tmp_path: Path) -> None:
+def test_held_out_text_is_read_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("words")
     (tmp_path / ".hidden").write_bytes(b"\xff")
     assert held_out_documents(tmp_path) == [b"words"]
@@ -43,7 +43,7 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
     assert held_out_documents(tmp_path) == [b"valid one", b"valid two"]
 
 
-def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
+def test_unusable_text_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no text at .*missing"):
         held_out_documents(tmp_path / "missing")
     (tmp_path / "bad.txt").write_bytes(b"fine\xff")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from pydoc_data.topics import topics
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,14 @@ class RareBytes:
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "check_judge", lambda: None)
     monkeypatch.setattr(text, "open_judge", RareBytes)
+
+
+@pytest.fixture(scope="session")
+def python_docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with valid.txt, cut from Python's own documentation."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "valid.txt").write_text("\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
+    return folder
 
 
 def quality(prompts: Path, *options: object) -> list[str]:
@@ -75,20 +84,20 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
         (["--write", "/no/such/folder.json"], "choose another --write FILE"),
     ],
 )
-def test_mistakes_end_in_a_sentence(
+def test_a_wrong_option_is_explained(
     python_docs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     assert main(quality(python_docs, *arguments)) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_entropy_is_low_where_the_same_pieces_come_again() -> None:
+def test_entropy_is_low_for_repeated_text() -> None:
     assert gram_entropy([b"abcd" * 50]) == pytest.approx(2.0, abs=0.01)
     assert gram_entropy([b"abcdefgh"]) > gram_entropy([b"aaaaaaaa"]) == 0.0
     assert gram_entropy([b"abc"]) == 0.0
 
 
-def test_of_temperatures_that_counts_whose_texts_are_as_varied_as_human_text() -> None:
+def test_the_temperature_with_the_entropy_of_human_text_is_chosen() -> None:
     cold, warm, other = (
         ModeVariant("ar").having(temperature=0.5),
         ModeVariant("ar").having(temperature=1.0),
@@ -99,7 +108,7 @@ def test_of_temperatures_that_counts_whose_texts_are_as_varied_as_human_text() -
     assert ranked({cold: [], other: [], warm: []}, rows) == [other, warm]
 
 
-def test_an_option_says_what_the_router_chose_and_what_texts_cost() -> None:
+def test_an_option_has_the_chosen_settings_and_the_cost_of_texts() -> None:
     def result(sweeps: int, host_ms: float, wire: int) -> Any:
         counts = {"sweeps": sweeps, "output_tokens": 10, "chunk": 8, "wire_bytes_total": wire, "scorer": ""}
         return SimpleNamespace(**counts, host_seconds=host_ms / 1000, compute_ms=host_ms + 4.0)

@@ -29,7 +29,7 @@ def first_trouble(script: Any, seeds: Iterable[int]) -> int | None:
     return next((each.seed for each in schedules if trouble_of(each, script.run(each), script.answers)), None)
 
 
-def test_nothing_is_lost_and_the_same_seed_gives_the_same_events(script: Any) -> None:
+def test_no_request_is_lost_and_a_seed_repeats_its_events(script: Any) -> None:
     assert first_trouble(script, [*range(100), 2253, 1023788]) is None  # the last two found a fault each
     events = [script.run(script.schedule(seed)).events for seed in (*range(5), *range(5))]
     assert events[:5] == events[5:]
@@ -55,7 +55,7 @@ def test_planted_faults_are_found(
     assert len(shrink(script, script.schedule(seed)).faults) < 3
 
 
-def test_the_report_says_how_to_see_a_failure_again(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_has_the_command_that_repeats_a_failure(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tries, "_blame", lambda *_: None)
     report = search(100, 0, lambda words: None, script, "python .ci/schedules.py")
     assert not report.passed

@@ -57,7 +57,7 @@ def faulty(*faults: PlannedFault, routers: tuple[str, ...] = ROUTER_NAMES) -> Sc
 # Time
 
 
-def test_time_jumps_to_the_next_timer_and_a_process_that_stands_still_runs_later() -> None:
+def test_time_jumps_to_the_next_timer_and_a_halted_process_runs_later() -> None:
     with virtual_time() as loop:
         one, other, seen = Process(loop, "a"), Process(loop, "b"), list[tuple[str, float]]()
 
@@ -80,7 +80,7 @@ def test_time_jumps_to_the_next_timer_and_a_process_that_stands_still_runs_later
     assert seen == [("other", 7200), ("one", round(7200 * one.rate / other.rate) + 600)]
 
 
-def test_a_wait_for_nothing_ends_in_an_error() -> None:
+def test_a_deadlock_is_an_error() -> None:
     with virtual_time() as loop, pytest.raises(RuntimeError, match="is deadlocked"):
         loop.run_until_complete(loop.create_future())
 
@@ -101,7 +101,7 @@ def test_arithmetic_is_computed_once_for_each_input(weights: Weights) -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
+def test_a_seed_decides_a_schedule_that_can_be_survived() -> None:
     kinds = Counter[str]()
     for seed in range(300):
         schedule = make_schedule(seed, len(CASES))
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
         "a scored prompt is read again",
     ],
 )
-def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
+def test_requests_survive_every_listed_fault(weights: Weights, faults: list[PlannedFault]) -> None:
     run = weights.run(faulty(*faults))
     assert trouble_of(faulty(*faults), run, weights.answers) == ()
     assert {outcome.status for outcome in run.outcomes} == {"OK"}
@@ -161,26 +161,24 @@ def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -
 
 
 @pytest.mark.parametrize("kind", ["leave", "hurry"])
-def test_who_leaves_or_is_late_frees_the_hosts(weights: Weights, kind: str) -> None:
+def test_a_client_that_leaves_or_times_out_frees_the_hosts(weights: Weights, kind: str) -> None:
     run = weights.run(schedule := faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
     assert trouble_of(schedule, run, weights.answers) == ()
     assert {"leave": "LEFT", "hurry": "DEADLINE_EXCEEDED"}[kind] in {outcome.status for outcome in run.outcomes}
 
 
-def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weights) -> None:
+def test_a_request_survives_a_reset_to_its_only_router(weights: Weights) -> None:
     resets = [PlannedFault("reset", ("client-1", "router-1"), at_s, 0.0) for at_s in (0.001, 0.1, 0.2)]
     assert trouble(weights, faulty(*resets, routers=("router-1",))) == ()
 
 
 @pytest.mark.parametrize("at_s", [0.1, 0.5, 0.6, 0.7, 1.0, 1.2, 1.5])
-def test_a_coordinator_that_is_killed_while_it_writes_loses_no_update(weights: Weights, at_s: float) -> None:
+def test_a_coordinator_killed_while_it_writes_loses_no_update(weights: Weights, at_s: float) -> None:
     torn = [PlannedFault("torn", (COORDINATOR,), at_s + i, 0.5, share) for i, share in enumerate((3.7, 2.0, 1.9))]
     assert trouble(weights, Schedule(0, (), (), tuple(torn), trains=True)) == ()
 
 
-def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
-    weights: Weights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_accepted_before_they_are_stored_are_found(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Store.commit
 
     def forgetful(store: Store, record: Any) -> None:
@@ -215,7 +213,7 @@ def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
         ({"text": b"", "status": "ABORTED"}, "between releases"),
     ],
 )
-def test_fates(changes: dict[str, Any], fate: str) -> None:
+def test_every_outcome_has_its_fate(changes: dict[str, Any], fate: str) -> None:
     """Host b-1 died after 0.5 s, for 5 s; a release that says something else was deployed meanwhile."""
     outcome = RequestOutcome(0, "OK", b"calm sea", 0.0, 1.0, PATIENCE_S, 0, frozenset({"b-1"}))
     answers = (outcome, replace(outcome, text=b"rough"))
@@ -234,13 +232,13 @@ def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
 
 
 @pytest.mark.parametrize("name", ["a-1", "router-2"])
-def test_a_disk_that_tears_a_write_leaves_what_can_be_deployed_again(weights: Weights, name: str) -> None:
+def test_a_deployment_succeeds_again_after_a_torn_write(weights: Weights, name: str) -> None:
     run = weights.run(schedule := replace(faulty(PlannedFault("torn", (name,), 0.2, 9.0, 0.5)), deploy_at_s=0.3))
     assert trouble_of(schedule, run, weights.answers) == ()
     assert run.deploy  # the process ended in the middle of it
 
 
-def test_a_day_has_the_bytes_of_a_key_and_no_more(weights: Weights) -> None:
+def test_a_key_gets_no_more_than_its_bytes_per_day(weights: Weights) -> None:
     run = weights.run(schedule := faulty(PlannedFault("day", ("router-1",), 0.5, 60.0), routers=("router-1",)))
     assert trouble_of(schedule, run, weights.answers) == ()
     assert {each.status for each in run.outcomes} == {"OK", "RESOURCE_EXHAUSTED"}
@@ -271,7 +269,7 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
         (SessionStore, "release", lambda *_: False, "keeps a session that it reported as over"),
     ],
 )
-def test_what_must_hold_of_every_try(
+def test_rules_of_every_attempt_are_checked(
     weights: Weights, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, found: str
 ) -> None:
     schedule = faulty(PlannedFault("full", ("c-1",), 0.0, 9.0))
@@ -279,7 +277,7 @@ def test_what_must_hold_of_every_try(
     assert found in " ".join(trouble(weights, schedule))
 
 
-def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_report_names_the_failing_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sound = search(3, 5, lambda words: None)
     assert sound.passed
     assert "3 schedules" in sound.table

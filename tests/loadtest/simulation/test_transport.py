@@ -1,6 +1,7 @@
 """gRPC and the network in memory: what servers and clients rely on is the same on both."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel
 from stages.wire.channel import bind, new_server, open_channel
 from stages.wire.status import RETRY_AFTER, DecodeErrors, StatusError, exhausted, trailing_metadata
-from tests.conftest import eventually
+from tests.conftest import eventually, refused
 
 MESSAGE_BYTES, MANY = 1 << 20, 200
 LARGE = bytes(MESSAGE_BYTES // 2)
@@ -124,9 +125,15 @@ def in_memory(story: Story) -> None:
         assert loop.problems == []
 
 
-@pytest.fixture(params=[over_grpc, in_memory], ids=["gRPC", "memory"])
-def on(request: pytest.FixtureRequest) -> Callable[[Story], None]:
-    return request.param
+def on_both(story: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test of gRPC and of memory from a coroutine, whose first parameter is a bench of that transport."""
+
+    def test(over: Callable[[Story], None], **given: Any) -> None:
+        over(partial(story, **given))
+
+    first, *own = inspect.signature(story).parameters.values()
+    test.__signature__ = inspect.Signature([first.replace(name="over"), *own])  # by which pytest gives them
+    return pytest.mark.parametrize("over", [over_grpc, in_memory], ids=["gRPC", "memory"])(test)
 
 
 async def batches(numbers: range) -> AsyncIterator[stage_pb2.HopBatch]:
@@ -142,130 +149,107 @@ async def standing_still(seen: list[Any]) -> None:
         await asyncio.sleep(0.01)
 
 
-def expect(code: grpc.StatusCode, words: str = "") -> Any:
-    return pytest.raises(grpc.aio.AioRpcError, match=f"(?s){code.name}.*{words}")
+@on_both
+async def test_messages_arrive_in_order_and_after_the_client_half_closed(bench: Bench) -> None:
+    acks = [ack.number async for ack in bench.stub.Push(batches(range(50)))]
+    assert acks == [*range(50), 10_000]
+    assert bench.service.seen == [*range(50)]
 
 
-def test_messages_come_in_order_and_after_the_client_s_last_one(on: Any) -> None:
-    async def story(bench: Bench) -> None:
-        acks = [ack.number async for ack in bench.stub.Push(batches(range(50)))]
-        assert acks == [*range(50), 10_000]
-        assert bench.service.seen == [*range(50)]
-
-    on(story)
-
-
-def test_a_writer_waits_for_its_reader(on: Any) -> None:
-    async def story(bench: Bench) -> None:
-        call = bench.stub.Subscribe(stage_pb2.SubscribeRequest(router="read"))
-        assert dict(await call.initial_metadata()) == {"who": "me"}
-        async with aclosing(aiter(call)) as events:
-            await anext(events)
-            await standing_still(bench.service.seen)
-            assert len(bench.service.seen) < MANY / 2
-            numbers = [0, *[each.events[0].number async for each in events]]
-        assert numbers == [*range(MANY)]
-
-    on(story)
+@on_both
+async def test_a_writer_waits_for_its_reader(bench: Bench) -> None:
+    call = bench.stub.Subscribe(stage_pb2.SubscribeRequest(router="read"))
+    assert dict(await call.initial_metadata()) == {"who": "me"}
+    async with aclosing(aiter(call)) as events:
+        await anext(events)
+        await standing_still(bench.service.seen)
+        assert len(bench.service.seen) < MANY / 2
+        numbers = [0, *[each.events[0].number async for each in events]]
+    assert numbers == [*range(MANY)]
 
 
 @pytest.mark.parametrize("way", ["call", "task", "iterator"])
-def test_a_handler_ends_with_its_client(on: Any, way: str) -> None:
-    async def story(bench: Bench) -> None:
-        if way == "iterator":
-            events = aiter(bench.stub.Subscribe(stage_pb2.SubscribeRequest(router="wait")))
-            await anext(events)
-            await events.aclose()
-        else:
-            call = bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))
-            task = asyncio.ensure_future(_result(call))
-            await eventually(lambda: bench.service.seen)
-            (call if way == "call" else task).cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert await bench.service.ended == "cancelled"
-
-    on(story)
+@on_both
+async def test_a_handler_ends_with_its_client(bench: Bench, way: str) -> None:
+    if way == "iterator":
+        events = aiter(bench.stub.Subscribe(stage_pb2.SubscribeRequest(router="wait")))
+        await anext(events)
+        await events.aclose()
+    else:
+        call = bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))
+        task = asyncio.ensure_future(_result(call))
+        await eventually(lambda: bench.service.seen)
+        (call if way == "call" else task).cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await bench.service.ended == "cancelled"
 
 
 async def _result(call: Any) -> Any:
     return await call
 
 
-def test_a_deadline_ends_both_sides(on: Any) -> None:
-    async def story(bench: Bench) -> None:
-        while not bench.service.seen:  # a busy machine may begin too late
-            with expect(grpc.StatusCode.DEADLINE_EXCEEDED):
-                await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"), timeout=SHORT_S)
-        assert await bench.service.ended == "cancelled"
-        assert bench.service.seen[0] < 2 * SHORT_S
-
-    on(story)
+@on_both
+async def test_a_deadline_ends_both_sides(bench: Bench) -> None:
+    while not bench.service.seen:  # a busy machine may begin too late
+        with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"), timeout=SHORT_S)
+    assert await bench.service.ended == "cancelled"
+    assert bench.service.seen[0] < 2 * SHORT_S
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_dead_peer_ends_its_calls_and_refuses_the_next(on: Any, stream: bool) -> None:
-    async def story(bench: Bench) -> None:
-        if stream:
-            call = aiter(bench.stub.Subscribe(stage_pb2.SubscribeRequest(router="wait")))
-            await anext(call)
-            waiting = asyncio.ensure_future(anext(call))
-        else:
-            waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
-        await eventually(lambda: bench.service.seen)
-        await bench.kill()
-        with expect(grpc.StatusCode.UNAVAILABLE):
-            await waiting
-        with expect(grpc.StatusCode.UNAVAILABLE):
-            await bench.stub.Warm(stage_pb2.WarmRequest())
-
-    on(story)
+@on_both
+async def test_a_dead_peer_ends_its_calls_and_refuses_the_next(bench: Bench, stream: bool) -> None:
+    if stream:
+        call = aiter(bench.stub.Subscribe(stage_pb2.SubscribeRequest(router="wait")))
+        await anext(call)
+        waiting = asyncio.ensure_future(anext(call))
+    else:
+        waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
+    await eventually(lambda: bench.service.seen)
+    await bench.kill()
+    with refused(grpc.StatusCode.UNAVAILABLE):
+        await waiting
+    with refused(grpc.StatusCode.UNAVAILABLE):
+        await bench.stub.Warm(stage_pb2.WarmRequest())
 
 
-def test_who_waits_for_a_server_waits_until_his_deadline(on: Any) -> None:
-    async def story(bench: Bench) -> None:
-        with expect(grpc.StatusCode.UNAVAILABLE, "failed to connect"):
-            await bench.elsewhere.Warm(stage_pb2.WarmRequest())
-        with expect(grpc.StatusCode.DEADLINE_EXCEEDED):
-            await bench.elsewhere.Warm(stage_pb2.WarmRequest(), timeout=SHORT_S, wait_for_ready=True)
-
-    on(story)
+@on_both
+async def test_a_call_that_waits_for_a_server_ends_at_its_deadline(bench: Bench) -> None:
+    with refused(grpc.StatusCode.UNAVAILABLE, "failed to connect"):
+        await bench.elsewhere.Warm(stage_pb2.WarmRequest())
+    with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        await bench.elsewhere.Warm(stage_pb2.WarmRequest(), timeout=SHORT_S, wait_for_ready=True)
 
 
-def test_statuses_of_a_server_come_with_their_words(on: Any) -> None:
-    async def story(bench: Bench) -> None:
-        with expect(grpc.StatusCode.RESOURCE_EXHAUSTED, "come back") as refused:
-            await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"refuse"))
-        assert trailing_metadata(refused.value)[RETRY_AFTER] == "700"
-        with expect(grpc.StatusCode.UNKNOWN, "Unexpected .*a mistake"):
-            await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"break"))
-        with expect(grpc.StatusCode.UNIMPLEMENTED):
-            await router_pb2_grpc.RouterServiceStub(bench.channel).Status(router_pb2.StatusRequest())
-
-    on(story)
+@on_both
+async def test_a_status_of_the_server_arrives_with_its_message(bench: Bench) -> None:
+    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "come back") as caught:
+        await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"refuse"))
+    assert trailing_metadata(caught.value)[RETRY_AFTER] == "700"
+    with refused(grpc.StatusCode.UNKNOWN, "Unexpected .*a mistake"):
+        await bench.stub.Warm(stage_pb2.WarmRequest(padding=b"break"))
+    with refused(grpc.StatusCode.UNIMPLEMENTED):
+        await router_pb2_grpc.RouterServiceStub(bench.channel).Status(router_pb2.StatusRequest())
 
 
 @pytest.mark.parametrize("too_large", ["request", "answer"])
-def test_messages_beyond_the_limit_are_refused(on: Any, too_large: str) -> None:
+@on_both
+async def test_messages_beyond_the_limit_are_refused(bench: Bench, too_large: str) -> None:
     asked = {"padding": bytes(MESSAGE_BYTES)} if too_large == "request" else {"reply_bytes": MESSAGE_BYTES}
-
-    async def story(bench: Bench) -> None:
-        with expect(grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"):
-            await bench.stub.Warm(stage_pb2.WarmRequest(**asked))
-        answer = await bench.stub.Warm(stage_pb2.WarmRequest(reply_bytes=len(LARGE)))
-        assert len(answer.padding) == len(LARGE), "the connection is as it was"
-
-    on(story)
+    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"):
+        await bench.stub.Warm(stage_pb2.WarmRequest(**asked))
+    answer = await bench.stub.Warm(stage_pb2.WarmRequest(reply_bytes=len(LARGE)))
+    assert len(answer.padding) == len(LARGE), "the connection is as it was"
 
 
-def test_a_closed_channel_takes_no_calls(on: Any) -> None:
-    async def story(bench: Bench) -> None:
-        waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
-        await eventually(lambda: bench.service.seen)
-        await bench.channel.close()
-        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError, StatusError)):
-            await waiting
-        with pytest.raises(grpc.aio.UsageError):
-            await bench.stub.Warm(stage_pb2.WarmRequest())
-
-    on(story)
+@on_both
+async def test_a_closed_channel_refuses_calls(bench: Bench) -> None:
+    waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
+    await eventually(lambda: bench.service.seen)
+    await bench.channel.close()
+    with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError, StatusError)):
+        await waiting
+    with pytest.raises(grpc.aio.UsageError):
+        await bench.stub.Warm(stage_pb2.WarmRequest())

@@ -1,4 +1,4 @@
-"""How commands that measure reach a router: as those do that use one."""
+"""Access of benches to a router: the same as that of clients."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ def access(*words: str) -> Access | None:
     return Access.of(parser.parse_args(words))
 
 
-def test_what_the_options_say_goes_through_json() -> None:
+def test_options_of_access_survive_json() -> None:
     assert access() is None
     found = access("--router", "10.8.0.9:7700", "--tls-ca", "ca.pem")
     assert found == Access("10.8.0.9:7700", "ca.pem")

@@ -3,7 +3,7 @@
 from loadtest.workload.prompts import BUILT_IN, COPYING, NOVEL
 
 
-def test_ours_are_enough_different_and_end_where_a_word_does() -> None:
+def test_built_in_prompts_differ_and_end_at_a_word() -> None:
     assert len(NOVEL.texts) >= 20
     for prompts in BUILT_IN.values():
         assert len(set(prompts.texts)) == len(prompts.texts)

@@ -14,7 +14,7 @@ from tests.serving.pretrained import ids, write_model
 
 
 @torch.inference_mode()
-def test_a_copy_is_compared_at_the_places_that_it_wrote(tmp_path: Path) -> None:
+def test_a_copy_is_compared_at_the_tokens_it_wrote(tmp_path: Path) -> None:
     prompt, output = "the old man", " said that the sea"
 
     def log_probs(stages: list[LlamaStage]) -> torch.Tensor:
@@ -29,7 +29,7 @@ def test_a_copy_is_compared_at_the_places_that_it_wrote(tmp_path: Path) -> None:
     assert found["agreement"] == pytest.approx(float((p.argmax(1) == q.argmax(1)).float().mean()))
 
 
-def test_what_is_of_another_source_is_no_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_another_source_is_not_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path)
     assert local_distance(tmp_path, [(b"the sea", b" and")]) == {}
     write_model(tmp_path / "local")

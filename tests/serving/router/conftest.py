@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from serving.cli.ports import free_port_block
@@ -39,19 +40,19 @@ def pairs(bundles: Path, module_servers: Any) -> Iterator[tuple[Client, Client]]
 
 @dataclass
 class Loss:
-    """A host that takes no hops any more, and what all of them took."""
+    """A host that accepts no more hops, and the hops that all hosts accepted."""
 
     lost: str = ""
     hops: dict[str, list[stage_pb2.Hop]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def before(self) -> list[list[stage_pb2.Hop]]:
-        """What it had taken, try by try: a machine that stalls may cost a request more tries than the loss does."""
+        """Hops that it had accepted, by attempt: a machine that stalls may cost more attempts than the loss does."""
         return self._tries(self.lost)
 
     @property
     def instead(self) -> list[list[stage_pb2.Hop]]:
-        """What the other host of its pair took, try by try."""
+        """Hops that the other host of its pair accepted, by attempt."""
         pair, number = self.lost.split("-")
         return self._tries(f"{pair}-{3 - int(number)}")
 
@@ -83,6 +84,24 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loss]:
         return loss
 
     return at
+
+
+@pytest.fixture
+def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], bool]], None]:
+    """`lying(host, lies)`: this host forwards wrong hidden states whenever `lies()` is true."""
+
+    def start(liar: str, lies: Callable[[], bool]) -> None:
+        go_on = Host._continue
+
+        def lie(host: Host, job: Any, outcome: Any) -> None:
+            is_state = isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden
+            if is_state and host.settings.name == liar and lies():
+                outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
+            go_on(host, job, outcome)
+
+        monkeypatch.setattr(Host, "_continue", lie)
+
+    return start
 
 
 # A real etcd

@@ -1,4 +1,4 @@
-"""What a request cost: sweeps, hops, bytes and milliseconds."""
+"""The cost of a request: sweeps, hops, bytes and milliseconds."""
 
 import json
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def passage(host: str, compute_ms: float, received_bytes: int, queue_ms: float =
 # Through the servers
 
 
-def test_a_sweep_is_one_trip_in_single_flights(client: Client) -> None:
+def test_a_sweep_is_one_trip_within_one_tcp_flight_per_hop(client: Client) -> None:
     result = client.generate(PROMPT, mode="sweep", max_bytes=256, seed=1)
     assert (result.sweeps, result.hops) == (1, len(HOSTS) + 1)
     assert len(result.wire_bytes) == len(HOSTS) + 1
@@ -41,7 +41,7 @@ def test_a_sweep_is_one_trip_in_single_flights(client: Client) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
-def test_compute_is_what_the_hosts_booked(client: Client, mode: str) -> None:
+def test_compute_time_is_the_sum_over_hosts(client: Client, mode: str) -> None:
     result = client.generate(PROMPT, mode=mode, max_bytes=40, seed=1)
     assert [(host.name, host.blocks) for host in result.hosts] == [(name, [i]) for i, name in enumerate(HOSTS)]
     assert all(host.compute_ms > 0 and host.queue_ms >= 0 for host in result.hosts)
@@ -52,7 +52,7 @@ def test_compute_is_what_the_hosts_booked(client: Client, mode: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
-def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
+def test_wire_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
     """Each hop but the last holds the estimate, the prompt and little else; only the estimate grows with the codec."""
     result = client.generate(PROMPT, mode="sweep", max_bytes=128, seed=1, codec=codec)
     first, *between, last = result.wire_bytes
@@ -63,7 +63,7 @@ def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
     assert 128 < last < 128 + 64 * len(HOSTS) + 64
 
 
-def test_json_has_every_figure(deployment: Deployment, onesweep: Run) -> None:
+def test_json_output_has_every_metric(deployment: Deployment, onesweep: Run) -> None:
     router = deployment.topology.router
     code, out, _ = onesweep("generate", PROMPT, "--router", router, "--max-bytes", 30, "--seed", 7, "--json")
     record = json.loads(out)
@@ -79,7 +79,7 @@ def test_json_has_every_figure(deployment: Deployment, onesweep: Run) -> None:
 # The sums
 
 
-def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
+def test_sweeps_add_up_and_wire_bytes_show_the_largest_hop() -> None:
     a, b = HostEntry("a", "a:1", (0,), "a:1"), HostEntry("b", "b:1", (1,), "b:1")
     account = Account(hosts={"a": linked(a), "b": linked(b)})
     first = stage_pb2.Event(text=b"ab", timings=[passage("a", 2.0, 100), passage("b", 3.0, 200)])
@@ -91,7 +91,7 @@ def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
     assert account.wire_bytes_total > 500
 
 
-def test_rounds_of_guesses_add_up_and_so_do_candidates() -> None:
+def test_drafts_and_candidates_add_up() -> None:
     account = Account()
     account.add_draft(5, 2)
     account.add_draft(0, 0)
@@ -107,7 +107,7 @@ def test_rounds_of_guesses_add_up_and_so_do_candidates() -> None:
     assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
 
 
-def test_hosts_have_the_names_of_the_topology() -> None:
+def test_hosts_are_named_as_in_the_topology() -> None:
     """Also where two call themselves the same: one took over from the other."""
     account = Account(trips=[])
     for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
@@ -120,7 +120,7 @@ def test_hosts_have_the_names_of_the_topology() -> None:
     assert [trip.hosts[0].name for trip in account.trips] == ["berlin", "paris", "berlin"]
 
 
-def test_a_text_that_is_written_anew_keeps_its_costs_only() -> None:
+def test_a_replayed_text_keeps_only_its_costs() -> None:
     account = Account()
     account.mode = "ar"
     account.add_sweep(stage_pb2.Event(text=b"ab", timings=[passage("a", 2.0, 100)]))

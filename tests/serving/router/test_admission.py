@@ -59,7 +59,7 @@ def states(requests: list[PlaceRequest]) -> list[str]:
 # Places
 
 
-def test_over_the_limit_is_refused() -> None:
+def test_requests_over_the_limit_are_refused() -> None:
     gate = Gate(2)
     held = [gate.ask() for _ in range(2)]
     assert "2 requests are in flight, the limit" in str(gate.refused())
@@ -68,7 +68,7 @@ def test_over_the_limit_is_refused() -> None:
     assert gate.counts == (0, 0, 0)
 
 
-def test_some_wait_for_a_place() -> None:
+def test_requests_wait_in_the_queue_for_a_place() -> None:
     gate = Gate(1, queue=2)
     first, second, third = (gate.ask() for _ in range(3))
     assert states([first, second, third]) == ["admitted", "waits", "waits"]
@@ -82,7 +82,7 @@ def test_some_wait_for_a_place() -> None:
     assert gate.counts == (0, 0, 0)
 
 
-def test_who_would_wait_too_long_is_refused_at_once() -> None:
+def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
     gate = Gate(1, queue=8, wait_s=2.0)
     for took_s, expected_ms in ((10.0, 10_000), (20.0, 10_400), (1000.0, 60_000)):
         held = gate.ask()
@@ -94,7 +94,7 @@ def test_who_would_wait_too_long_is_refused_at_once() -> None:
         gate.leave(held)  # at once
 
 
-def test_a_wait_has_an_end_and_a_request_leaves_once() -> None:
+def test_a_wait_times_out_and_a_request_leaves_once() -> None:
     gate = Gate(1, queue=8, wait_s=0.02)
     held, waiting = gate.ask(), gate.ask()
     assert waiting.wait_s == 0.02
@@ -132,7 +132,7 @@ def serving(limits: Admission) -> RouterService:
     return RouterService(rollout, Keyring(), limits, 1.0)
 
 
-async def test_a_request_waits_until_it_is_answered_or_its_wait_is_over() -> None:
+async def test_a_request_waits_until_admitted_or_timed_out() -> None:
     limits = Admission(AdmissionSettings(1, 1000, 3, 0.01))
     service = serving(limits)
     first, second = Held(service), Held(service)
@@ -152,7 +152,7 @@ async def test_a_request_waits_until_it_is_answered_or_its_wait_is_over() -> Non
     assert (limits.requests, limits.waiting) == (0, 0), "who leaves while it waits leaves nothing behind"
 
 
-async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_start_at_the_rate_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth of three a second starts when a second is over, and waits in its place until then."""
     throttled = SimpleNamespace(now=100.0)
     monkeypatch.setattr("asyncio_throttle.throttler.time", SimpleNamespace(monotonic=lambda: throttled.now))
@@ -191,7 +191,7 @@ def test_a_flood_does_not_starve_others() -> None:
     assert {each.key.name for each in under_way} == {"alice"}
 
 
-def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
+def test_a_full_queue_makes_room_for_a_key_with_fewer_requests() -> None:
     gate = Gate(1, queue=2, reserves=True)
     first, *waiting = (gate.ask(ALICE) for _ in range(3))
     bob = gate.ask(BOB)
@@ -207,7 +207,7 @@ def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
 # Quotas
 
 
-def test_a_rate_refuses_at_once() -> None:
+def test_requests_over_the_rate_of_a_key_are_refused_at_once() -> None:
     gate, key = Gate(8), Key("alice", rate=3)
     for _ in range(3):
         gate.enters(key)
@@ -219,7 +219,7 @@ def test_a_rate_refuses_at_once() -> None:
     gate.enters(key)
 
 
-def test_requests_at_once() -> None:
+def test_concurrent_requests_of_a_key_are_limited() -> None:
     gate, key = Gate(8, queue=4), Key("alice", concurrent=2)
     held = [gate.ask(key) for _ in range(2)]
     assert "key alice has 2 requests in flight, its limit" in str(gate.refused(key))
@@ -228,7 +228,7 @@ def test_requests_at_once() -> None:
     gate.enters(key)
 
 
-def test_bytes_a_day() -> None:
+def test_bytes_per_day_of_a_key_are_limited() -> None:
     gate, key = Gate(8), Key("alice", bytes_per_day=100)
     gate.unix_s = DAY_S * 20_000 + 10.0
     first = gate.ask(key, 80)
@@ -258,7 +258,7 @@ def test_bytes_a_day() -> None:
 # Priorities
 
 
-def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -> None:
+def test_batch_requests_yield_places_and_the_queue_to_interactive_ones() -> None:
     gate = Gate(8, queue=2)
     batch = [gate.ask(ANONYMOUS, batch=True) for _ in range(8)]
     assert states(batch) == ["admitted"] * 6 + ["waits"] * 2, "a quarter is not theirs"

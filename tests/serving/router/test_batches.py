@@ -34,7 +34,7 @@ def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
     return event, [[work.score.batch for work in sent] for sent in tries], replays
 
 
-def test_results_of_all_batches_are_one_result() -> None:
+def test_results_of_all_batches_are_joined() -> None:
     event, tries, replays = scored_by(lambda hop, _: [scores_of(hop)])
     assert np.frombuffer(event.scores.nats, "<f8").tolist() == [-65.0 - i for i in range(COUNT)]
     assert (tries, replays) == ([[0, 1, 2, 3]], 0)
@@ -68,7 +68,7 @@ def text(hop: stage_pb2.Hop) -> stage_pb2.Event:
 
 @pytest.mark.parametrize("wrong", [faulty, of_other_batch, short, text])
 @pytest.mark.parametrize("batch", [0, 1, 3])
-def test_a_try_that_goes_wrong_at_any_batch_is_made_again_from_the_first(
+def test_an_attempt_that_fails_at_any_batch_restarts_at_the_first(
     wrong: Callable[[stage_pb2.Hop], stage_pb2.Event], batch: int
 ) -> None:
     event, tries, replays = scored_by(
@@ -78,6 +78,6 @@ def test_a_try_that_goes_wrong_at_any_batch_is_made_again_from_the_first(
     assert (tries, replays) == ([[0, 1, 2, 3]] * 2, 1)
 
 
-def test_results_without_end_are_a_fault() -> None:
+def test_endless_results_are_a_fault() -> None:
     _, tries, replays = scored_by(lambda hop, number: [scores_of(hop)] * (1 if number else 400))
     assert (len(tries), replays) == (2, 1)

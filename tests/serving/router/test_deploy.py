@@ -64,7 +64,7 @@ class Crowd:
 
     def __init__(self, router: str) -> None:
         self.answers: list[tuple[str, bytes, bool]] = []
-        """What was asked, what came, and whether it was asked after `switched`."""
+        """Requests, their texts, and True for those sent after `switched`."""
         self.errors: list[OnesweepError] = []
         self.switched = False
         self._stop = threading.Event()
@@ -84,7 +84,7 @@ class Crowd:
                     return
 
     def has_all(self, late: bool) -> bool:
-        """Whether every mode answered, before or after the switch."""
+        """True once every mode answered, before or after the switch."""
         return bool(self.errors) or {key for key, _, after in self.answers if after is late} == set(REQUESTS)
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class Crowd:
 
 
 def under_load(router: str, switch: Callable[[], Any], before: Texts, after: Texts) -> Any:
-    """What `switch` returns, while requests in every mode go on: each gets the text of one of the two releases."""
+    """The result of `switch` under requests in every mode: each gets the text of one of the two releases."""
     crowd = Crowd(router)
     try:
         until(lambda: crowd.has_all(late=False))
@@ -128,7 +128,7 @@ def test_no_request_fails_or_mixes_weights(
     assert f"new requests use release {names[0]}; previous: {names[1]}" in out
 
 
-def test_a_host_that_was_down_serves_what_the_others_serve(
+def test_a_host_that_was_down_gets_the_deployed_release(
     at: Callable[[Path], None],
     line: Deployment,
     router: str,
@@ -157,7 +157,7 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
         assert answer(caller, key) == texts["new"][key]
 
 
-def test_a_router_that_is_started_anew_serves_the_same(
+def test_a_restarted_router_serves_the_deployed_release(
     at: Callable[[Path], None], line: Deployment, router: str, old: Path, new: Path, texts: dict[str, Texts]
 ) -> None:
     at(old)
@@ -176,7 +176,7 @@ def test_a_router_that_is_started_anew_serves_the_same(
 @pytest.mark.parametrize(
     ("harm", "says"), [("digest", "chain/block-1"), ("noise", "the weights do not match the manifest")]
 )
-def test_a_bad_checkpoint_leaves_everything_as_it_was(
+def test_a_bad_checkpoint_changes_nothing(
     at: Callable[[Path], None],
     line: Deployment,
     router: str,
@@ -205,7 +205,7 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
         assert {release.name for release in describe(host.address).releases} <= due
 
 
-def test_hosts_take_only_what_a_key_that_they_trust_has_signed(
+def test_hosts_accept_only_releases_signed_by_a_trusted_key(
     old: Path, new: Path, tmp_path: Path, onesweep: Run
 ) -> None:
     certs, signers, bundle = tmp_path / "certs", tmp_path / "signers.pem", tmp_path / "new"

@@ -28,7 +28,7 @@ def bad(report: dict[str, Any]) -> list[str]:
     return [f"{f['where']}: {f['message']}" for f in report["findings"] if f["is_bad"]]
 
 
-def test_a_healthy_ring(bundles: Path, servers: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_healthy_ring_has_no_bad_findings(bundles: Path, servers: Any, tmp_path: Path, capsys: Any) -> None:
     topology = topology_of(bundles / "own")
     servers.hosts(topology, bundles / "own")
     servers.router(topology, bundles / "own")
@@ -108,6 +108,6 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         ({}, {"scorer_digest": "t"}, "different scorer checkpoints (host-1 s, host-2 t)"),
     ],
 )
-def test_what_is_bad_is_said_with_what_to_do(hop: dict[str, float], machine_changes: dict[str, Any], says: str) -> None:
+def test_a_bad_finding_comes_with_advice(hop: dict[str, float], machine_changes: dict[str, Any], says: str) -> None:
     findings = judged(MeasuredLink("host-1", "host-2", **{**GOOD, **hop}), **machine_changes)
     assert any(finding.is_bad and says in finding.message for finding in findings), findings

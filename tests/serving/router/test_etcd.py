@@ -24,7 +24,7 @@ from tests.conftest import PATIENCE_S, eventually, jobs
 WHOLE, PAIR = (local_topology(hosts, 3, Path("/weights")) for hosts in (1, 2))
 
 
-async def test_it_is_followed_through_an_outage(
+async def test_the_topology_is_followed_through_an_outage(
     etcd_with: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topology_source, "FOLLOW_S", 0.01)
@@ -52,7 +52,7 @@ async def test_it_is_followed_through_an_outage(
     assert len([line for line in caplog.messages if "stay unchanged" in line]) == 2
 
 
-def test_who_shows_a_certificate_is_let_in(new_pki: Callable[[str], Any], etcd_with: Callable[..., Any]) -> None:
+def test_a_client_certificate_is_required(new_pki: Callable[[str], Any], etcd_with: Callable[..., Any]) -> None:
     # etcd's gateway is a client of its own server, with the server's certificate
     own, other = new_pki("own"), new_pki("other")
     server, paris, stranger = own.issue(HOST, "etcd"), own.issue(HOST, "paris"), other.issue(HOST, "stranger")
@@ -116,13 +116,13 @@ def read(port: int) -> str:
     ],
     ids=["deep", "cut", "other", "odd", "wrong", "busy"],
 )
-def test_an_answer_that_is_none(status: int, body: bytes, length: int) -> None:
+def test_an_invalid_answer_is_reported(status: int, body: bytes, length: int) -> None:
     with answering(status, [body], length) as port:
         assert "does not answer as etcd 3.4 or newer does" in read(port)
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_ANSWER_BYTES", 1 << 20), ("ANSWER_S", 0.05)])
-def test_an_answer_ends(limit: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_cut_off(limit: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAX_ANSWER_BYTES", "ANSWER_S"):
         monkeypatch.setattr(etcd_module, name, value if name == limit else 1 << 40)
     with answering(200, itertools.repeat(b" " * 4096), 1 << 40) as port:

@@ -1,4 +1,4 @@
-"""Hosts that draft: the text is that of `ar`, whatever their drafter guesses and whatever happens to it."""
+"""Hosts that draft: the text is that of `ar`, whatever their drafter proposes and if it fails."""
 
 import asyncio
 import json
@@ -62,12 +62,12 @@ def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
     assert bool(told) == (name == "logprobs")
     assert result.sweeps <= expected.sweeps
     if name == "wide tree":
-        assert result.accepted > 0, "some guesses stand, or nothing is tried here"
+        assert result.accepted > 0, "some draft tokens are accepted, or nothing is tested here"
         assert result.sweeps < expected.sweeps
 
 
-def test_a_grammar_tells_hosts_most_of_a_text(client: Client) -> None:
-    """Whatever their drafter knows of it."""
+def test_hosts_draft_most_tokens_of_a_grammar(client: Client) -> None:
+    """The drafter may know nothing of it."""
     said = {"const": "the sea was calm and the old ship lay still"}
     fields = {"captain": said, "crew": {"enum": [7, 12]}, "mate": said}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
@@ -82,14 +82,14 @@ def test_a_grammar_tells_hosts_most_of_a_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("client", ["a copy, 3"], indirect=True)
-def test_a_copy_of_the_model_is_right_nearly_always(client: Client) -> None:
+def test_drafts_of_a_copy_of_the_model_are_nearly_always_accepted(client: Client) -> None:
     """Its products are of 8 bits, where the processor has such."""
     result = client.generate(PROMPT, max_tokens=60, seed=5, draft=10, **BY_HOSTS)
     assert result.output == client.generate(PROMPT, mode="ar", max_tokens=60, seed=5).output
     assert result.sweeps <= 30, "a trip brings two tokens at least, and up to ten"
 
 
-def test_a_long_prompt_and_the_turn_after_it(client: Client) -> None:
+def test_a_long_prompt_and_its_cached_repetition_give_the_text_of_ar(client: Client) -> None:
     """The prompt travels in pieces, and the hosts have its beginning in memory the second time."""
     prompt = "The sea was calm, and the ship lay still. " * 7
     expected = client.generate(prompt, mode="ar", max_tokens=30, seed=4).output
@@ -98,9 +98,7 @@ def test_a_long_prompt_and_the_turn_after_it(client: Client) -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "draft"])
-def test_a_drafter_that_fails_costs_drafts_and_no_text(
-    client: Client, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_failing_drafter_does_not_change_the_text(client: Client, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     expected = client.generate(PROMPT, mode="ar", max_tokens=20, seed=3)
 
     def fail(*_: object) -> None:
@@ -114,7 +112,7 @@ def test_a_drafter_that_fails_costs_drafts_and_no_text(
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["a copy, 3"], indirect=True)
 def test_two_hundred_texts_are_those_of_ar(client: Client) -> None:
-    """Of temperatures from greedy to wild, eight at once."""
+    """Eight at once, at temperatures from 0 to 1.4."""
 
     async def written(mode: str) -> list[bytes]:
         places = asyncio.Semaphore(8)

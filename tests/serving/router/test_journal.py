@@ -1,4 +1,4 @@
-"""What other hosts are sent that go on with a text: the same bytes, in the same pieces."""
+"""The replay of a text on other hosts: the same bytes, in the same reads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def after(*begun: tuple[Any, bytes, Sequence[bytes]]) -> Journal:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=2, max_size=8))
-def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
+def test_a_replayed_sweep_keeps_its_reads(chunks: list[bytes]) -> None:
     works = [stage_pb2.Sweep(slots=4) for _ in chunks]
     texts = [b"".join(chunks[: number + 1]) for number in range(len(chunks))]
     results = [[b"abcd"]] * (len(chunks) - 1) + [[]]
@@ -39,7 +39,7 @@ def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
 
 
 @given(prompt=st.binary(min_size=1, max_size=200), written=st.lists(st.binary(min_size=1, max_size=4), min_size=1))
-def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: list[bytes]) -> None:
+def test_a_replayed_step_continues_the_sampled_text(prompt: bytes, written: list[bytes]) -> None:
     """They bring several tokens each where the last host drafts."""
     journal = after((step(prompt=len(prompt), remaining=400), prompt, written))
     whole = b"".join(written)
@@ -50,7 +50,7 @@ def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: list[bytes]
         assert again.sample.remaining == 400 - len(whole)
 
 
-def test_candidates_keep_every_read() -> None:
+def test_replayed_candidates_keep_every_read() -> None:
     works = [step(candidates=[b"x"]) for _ in range(3)]
     texts = (b"prompt", b"promptone", b"promptonetwo")
     again = after(*zip(works, texts, ([b""], [b""], []), strict=True)).replay()
@@ -78,7 +78,7 @@ def test_tokens_are_counted_and_only_accepted_drafts_are_kept(
     assert TOKENS.tokens(again.clean) == prompt + written
 
 
-def test_a_deadline_that_passed_is_no_hosts_fault() -> None:
+def test_an_expired_deadline_blames_no_host() -> None:
     journal, attempt = after((step(), b"a", [])), Attempt((), lambda *_: None)
     tries = Tries(journal, "ar", False, 9, 10.0, 5.0, Hedging(), Suspects(), lambda *_: None, lambda: True, str)
     tries.begun(attempt, 9.98)

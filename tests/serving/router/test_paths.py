@@ -1,4 +1,4 @@
-"""Which hosts a request goes through."""
+"""The choice of the hosts of a request."""
 
 from collections.abc import Collection
 from itertools import product
@@ -47,7 +47,7 @@ def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Collecti
     return None if path is None else " ".join(link.entry.name for link in path)
 
 
-def test_a_host_that_is_lost_is_told_of_before_those_that_wait_for_it() -> None:
+def test_a_lost_host_is_reported_before_hosts_that_wait_for_it() -> None:
     waits, lost = make("a", (0,)), make("b", (1,))
     waits.problem, lost.problem, lost.is_lost = "a waits for b", "b is lost", True
     assert problem_of([waits, lost], None) == "b is lost"
@@ -85,7 +85,7 @@ def keeping(links: list[HostLink], after: str = "", **counts: int) -> str:
     return " ".join(link.entry.name for link in path)
 
 
-def test_hosts_that_have_a_text_in_memory_are_taken() -> None:
+def test_hosts_with_a_cached_prefix_are_preferred() -> None:
     assert keeping(even()) == "a x"
     assert keeping(even(), b=2, y=2) == "b y"
     assert keeping(even(), b=3, y=1, a=2, x=2) == "a x", "the path keeps what each of its hosts keeps"
@@ -95,7 +95,7 @@ def test_hosts_that_have_a_text_in_memory_are_taken() -> None:
     assert keeping(even(), b=2, y=2, x=3, after="b") == "b x"
 
 
-def test_requests_take_turns() -> None:
+def test_requests_alternate_between_equal_paths() -> None:
     links, ways = even(), list[str | None]()
     for _ in range(4):
         ways.append(way := names(links))
@@ -104,7 +104,7 @@ def test_requests_take_turns() -> None:
     assert ways == ["a x", "b y"] * 2
 
 
-def test_a_host_keeps_what_it_said_last() -> None:
+def test_a_prefix_list_stands_until_the_next_version() -> None:
     (link, *_) = links = even()
     keeping(links, a=2)
     assert link.kept(PREFIXES) == 2
@@ -118,7 +118,7 @@ def test_a_host_keeps_what_it_said_last() -> None:
     assert (link.kept(PREFIXES), link.prefix_version) == (0, 0)
 
 
-def test_what_a_host_says_of_itself_has_bounds() -> None:
+def test_the_description_of_a_host_is_bounded() -> None:
     (link, *_) = even()
     link.update_prefixes(stage_pb2.PrefixList(version=7, digests=bytes(range(256)) * (1 << 15)))
     assert len(link.prefixes) <= MAX_LISTED
@@ -129,21 +129,21 @@ def test_what_a_host_says_of_itself_has_bounds() -> None:
     assert link.info is before
 
 
-def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
+def test_hosts_to_avoid_are_used_if_there_is_no_other() -> None:
     assert names(square(), ("a", "x")) == "b y"
     assert names(square(), ("a", "b", "x", "y")) == "a x"
     assert names(square()[:3], ("b",)) == "a x"
     assert names(even(), ("a", "a", "b", "x")) == "b y"
 
 
-def test_a_link_that_failed_is_gone_round() -> None:
+def test_a_failed_link_is_avoided_for_a_while() -> None:
     suspects = Suspects()
     suspects.add("a", "x", now_s=100.0)
     assert names(square(), suspects=suspects.now(100.0)) == "b y"
     assert names(square(), suspects=suspects.now(100.0 + SUSPECT_S)) == "a x", "by then its hosts say what is wrong"
 
 
-def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
+def test_a_host_serves_every_release_it_has_loaded() -> None:
     links = square()
     exchange(links[0], release("a"), release("other"))
     exchange(links[2], release("a"), release("other", loading=True))
@@ -160,7 +160,7 @@ def exchange(link: HostLink, *releases: stage_pb2.Release) -> None:
 
 
 @given(st.lists(st.integers(1, 100), min_size=12, max_size=12), st.sets(st.integers(0, 5)))
-def test_the_cheapest_of_all_ways_is_found(rtts_ms: list[int], lost: set[int]) -> None:
+def test_the_cheapest_path_is_found(rtts_ms: list[int], lost: set[int]) -> None:
     """Against trying them all: two hosts for each of three blocks."""
     pairs = [(i, j) for i in range(6) for j in range(6) if j // 2 == (i // 2 + 1) % 3]
     rtt_ms = dict(zip(pairs, rtts_ms, strict=True))

@@ -8,7 +8,7 @@ from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from stages.importing.cut import StageHost
 
 
-def test_a_ring_takes_the_shortest_round_and_keeps_the_last_one_where_little_is_spared() -> None:
+def test_the_shortest_ring_is_chosen_unless_little_is_gained() -> None:
     at = {ROUTER_END: 0.0} | {f"m{i}": 10.0 * (i * 7 % 9) for i in range(9)}  # machines along a line
     trips = {pair: abs(at[pair[0]] - at[pair[1]]) for a, b in combinations(at, 2) for pair in ((a, b), (b, a))}
     for count in (8, 9):  # all orders, then the nearest next
@@ -40,7 +40,7 @@ def test_a_ring_takes_the_shortest_round_and_keeps_the_last_one_where_little_is_
         pytest.param("0 1 2 -", "10 - - -", "0 - - -", [(1, 2)], id="none that could"),
     ],
 )
-def test_machines_come_and_go(held: str, rooms: str, after: str, missing: list[Span]) -> None:
+def test_blocks_move_as_machines_join_or_leave(held: str, rooms: str, after: str, missing: list[Span]) -> None:
     def named(words: str) -> list[tuple[str, str]]:
         return [(name, word) for name, word in zip("abcd", words.split(), strict=True) if word != "-"]
 

@@ -1,4 +1,4 @@
-"""Long prompts that travel in pieces: the text, the account, and what becomes of it when a host is lost under way."""
+"""Long prompts that travel in chunks: the text, the account, and the loss of a host under way."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,11 +41,11 @@ def ring(bundles: Path, local_ring: Any) -> Iterator[Client]:
 
 @pytest.fixture
 def in_one_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr("serving.router.session.MAX_PREFILL_CHUNKS", 1)
+    return lambda: monkeypatch.setattr("stages.wire.messages.MAX_PREFILL_CHUNKS", 1)
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))
-def test_the_text_and_what_it_takes_are_the_same(ring: Client, in_one_piece: Any, name: str) -> None:
+def test_a_prompt_in_chunks_gives_the_same_text_and_account(ring: Client, in_one_piece: Any, name: str) -> None:
     cut = ring.generate(PROMPT, seed=5, **REQUESTS[name])
     in_one_piece()
     whole = ring.generate(PROMPT, seed=5, **REQUESTS[name])
@@ -64,7 +64,7 @@ GONE, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(("name", "code"), [("ar", GONE), ("resample", GONE), ("resample there", GONE), ("ar", FULL)])
-def test_a_host_lost_or_full_between_two_pieces(
+def test_a_host_lost_or_full_between_chunks_is_replaced(
     pairs: tuple[Client, Client],
     lose: Callable[..., Loss],
     ring: Client,
@@ -84,13 +84,14 @@ def test_a_host_lost_or_full_between_two_pieces(
     assert [(0, True), (128, True), (256, False)] in instead, "the other host gets all pieces"
 
 
+@pytest.mark.parametrize("name", ["resample there"])
 @pytest.mark.parametrize("pair", ["a", "b"])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_hosts_that_resample_there_are_replaced_and_audited(
-    pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str
+def test_hosts_that_write_candidates_are_replaced_and_audited(
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str, name: str
 ) -> None:
     """Another host reads and writes the same to the last bit."""
-    prompt, request = f"{pair}{number}".encode() + PROMPT, REQUESTS["resample there"]
+    prompt, request = f"{pair}{number}".encode() + PROMPT, REQUESTS[name]
     loss = lose(pair, lambda hop: work_of(hop).number == number)
     result = pairs[0].generate(prompt, seed=5, **request)
     assert loss.lost
@@ -108,7 +109,7 @@ def test_hosts_that_resample_there_are_replaced_and_audited(
 
 
 def sent_by(work: Work, fails: int) -> list[list[AnyWork]]:
-    """What a session sends for `work`, try by try, of which the first ones fail under way."""
+    """The hops that a session sends for `work`, attempt by attempt; the first `fails` fail under way."""
 
     def answer(hop: stage_pb2.Hop, number: int) -> list[stage_pb2.Event]:
         if number < fails:  # each that was under way
@@ -119,7 +120,7 @@ def sent_by(work: Work, fails: int) -> list[list[AnyWork]]:
     return tried(work, answer)[1]
 
 
-def test_all_pieces_leave_at_once_and_go_again_together(in_one_piece: Any) -> None:
+def test_all_chunks_are_sent_at_once_and_resent_together(in_one_piece: Any) -> None:
     work = step(number=0, clean=PROMPT, remaining=1, codec="fp32")
     first, second = sent_by(work, fails=1)
     assert [step.start for step in first] == [0, 128, 256]

@@ -1,4 +1,4 @@
-"""What was found of faulty hosts: for how long, and over restarts."""
+"""The quarantine of faulty hosts: its length, and restarts."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_each_finding_doubles_the_time_without_work() -> None:
     assert found.of("b") == ("", 0.0)
 
 
-def test_instances_are_remembered_once_and_within_bounds() -> None:
+def test_faulty_instances_are_kept_once_and_within_bounds() -> None:
     found = Quarantine()
     for instance in ("a/1", "a/1", "", *(f"a/{i}" for i in range(2, MAX_FAULTY + 2))):
         found.add("a", "it lies", instance)
@@ -31,7 +31,7 @@ def test_instances_are_remembered_once_and_within_bounds() -> None:
     assert found.instances[0] == "a/3"
 
 
-def test_a_restarted_router_knows_them(tmp_path: Path) -> None:
+def test_a_restarted_router_keeps_its_quarantine(tmp_path: Path) -> None:
     path = tmp_path / "faulty_hosts.json"
     found = Quarantine(path)
     found.add("a", "it lies", "a/1")
@@ -42,9 +42,7 @@ def test_a_restarted_router_knows_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", '{"a": 1}', '{"a": {"reason": "x"}}', "\0"])
-def test_a_damaged_file_is_named_and_written_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str
-) -> None:
+def test_a_damaged_file_is_named_and_rewritten(tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str) -> None:
     path = tmp_path / "faulty_hosts.json"
     path.write_text(damaged)
     found = Quarantine(path)
@@ -53,7 +51,7 @@ def test_a_damaged_file_is_named_and_written_anew(
     assert Quarantine(path).instances == ["a/1"]
 
 
-def test_a_disk_without_room_is_no_reason_to_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_does_not_stop_the_router(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = Quarantine(tmp_path / "gone" / "faulty_hosts.json")
     assert found.add("a", "it lies", "a/1") == 1
     assert "will be lost when this process exits" in caplog.text

@@ -1,4 +1,4 @@
-"""What an operator sees of a real deployment: figures that add up to the answers, logs."""
+"""Metrics and logs of a real deployment: they add up to the answers."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def total(figures: Figures, name: str) -> float:
 # Metrics
 
 
-def test_the_router_s_figures_are_those_of_its_answers(watched: Deployment, asked: list[Result]) -> None:
+def test_metrics_of_the_router_match_its_answers(watched: Deployment, asked: list[Result]) -> None:
     def scraped() -> Figures | None:
         found = scrape(watched, "router")
         return found if total(found, "onesweep_router_request_seconds_count") >= len(asked) else None
@@ -103,7 +103,7 @@ def test_the_router_s_figures_are_those_of_its_answers(watched: Deployment, aske
     assert router["onesweep_router_ready",] == 1
 
 
-def test_the_hosts_figures_add_up_to_what_the_answers_say(watched: Deployment, asked: list[Result]) -> None:
+def test_metrics_of_the_hosts_add_up_to_the_answers(watched: Deployment, asked: list[Result]) -> None:
     scraped = {name: scrape(watched, name) for name in ("host-1", "host-2", "host-3", "router")}
     hosts = [figures for name, figures in scraped.items() if name != "router"]
     shares = {share.name: [0.0, 0.0] for result in asked for share in result.hosts}
@@ -125,13 +125,13 @@ def test_the_hosts_figures_add_up_to_what_the_answers_say(watched: Deployment, a
     assert sent + total(scraped["router"], "onesweep_router_sent_bytes_total") == received
     handed = sum(total(figures, "onesweep_stage_link_handover_seconds_count") for figures in hosts)
     handed += total(scraped["router"], "onesweep_router_handover_seconds_count")
-    # a result is a hop, but not handed over; and not every hop has a receipt of its own
+    # a result is a hop, but not handed over; and not every hop has an ack of its own
     assert 0 < handed <= sum(result.hops - result.sweeps for result in asked)
     assert all(total(figures, "onesweep_stage_link_up") == 1 for figures in hosts)
     assert all(figures["onesweep_stage_ready",] == 1 for figures in hosts)
 
 
-def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[Result]) -> None:
+def test_every_scraped_metric_is_documented(watched: Deployment, asked: list[Result]) -> None:
     for name, families in (("host-1", STAGE_METRICS), ("router", ROUTER_METRICS)):
         own = {key[0] for key in scrape(watched, name) if key[0].startswith("onesweep_")}
         known = {series for family in families for series in series_of(family)}
@@ -141,9 +141,7 @@ def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[
         assert silent <= {"onesweep_stage_refused_total", "onesweep_stage_faults_total", *without_tls}
 
 
-def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
-    watched: Deployment, asked: list[Result]
-) -> None:
+def test_failed_requests_are_counted_by_code_under_known_modes(watched: Deployment, asked: list[Result]) -> None:
     with Client(watched.topology.router) as client:
         for settings in ({"mode": "made-up"}, {"mode": "sweep", "max_bytes": 4000}):
             with pytest.raises(RequestRefused) as caught:
@@ -161,7 +159,7 @@ def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
 # Logs and names
 
 
-def test_every_request_has_a_line_and_no_line_has_a_prompt(watched: Deployment, asked: list[Result]) -> None:
+def test_every_request_is_logged_without_its_prompt(watched: Deployment, asked: list[Result]) -> None:
     names = ["router", *(host.name for host in watched.topology.hosts)]
     lines = {name: log_lines(watched, name) for name in names}
     for name, entries in lines.items():

@@ -9,19 +9,19 @@ import grpc
 import pytest
 
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, Result, RouterError
+from serving.client.client import Client, Result
 from serving.router import host_link as links
 from serving.router.host_link import HostLink
 from serving.router.own_models import TOKENS_PER_TURN
 from serving.router.topology import HostEntry, local_topology
 from stages.v1 import stage_pb2
-from tests.conftest import wait_ready
+from tests.conftest import refused, wait_ready
 
 PROMPT = b"The sea was calm. The sea was "
 
 
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "ar", "ar-speculative", "local"])
-def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
+def test_a_streamed_text_is_the_whole_text(client: Client, mode: str) -> None:
     whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
     text, _ = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9, whole=True)
     assert text == whole.output, "in one piece, if it is wanted so"
@@ -33,14 +33,14 @@ def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     assert whole.text == whole.output.decode(errors="replace")
 
 
-def test_a_seed_of_64_bits_arrives_whole(client: Client) -> None:
+def test_a_seed_has_64_bits(client: Client) -> None:
     top = (1 << 64) - 1
     texts = [client.generate(PROMPT, max_bytes=20, seed=seed) for seed in (top, top - 1)]
     assert texts[0].seed == top
     assert texts[0].output != texts[1].output
 
 
-def test_a_host_that_is_full(bundles: Path, servers: Any) -> None:
+def test_a_full_host_is_named_with_a_retry_time(bundles: Path, servers: Any) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     for host in topology.hosts:
         memory = 0 if host.name == "host-3" else 64
@@ -51,9 +51,10 @@ def test_a_host_that_is_full(bundles: Path, servers: Any) -> None:
     wait_ready(topology.router)
     with Client(topology.router) as client:
         for mode in ("sweep", "ar", "ar-speculative"):
-            with pytest.raises(RouterError, match=r"host-3 at .* refused: no memory for another session") as caught:
+            with refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, r"host-3 at .* refused: no memory for another session"
+            ) as caught:
                 client.generate(PROMPT, mode=mode, max_bytes=5)
-            assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert caught.value.retry_after_ms == 1000
 
 

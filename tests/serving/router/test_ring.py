@@ -20,9 +20,9 @@ from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages import clock
 from stages.host.next_hosts import MAX_TOGETHER, Subscribers
-from stages.host.server import SERVICE
 from stages.host.sessions import SessionStore
 from stages.v1 import stage_pb2
+from stages.wire.auth import SERVICE
 from stages.wire.channel import new_server
 from stages.wire.link_quality import LINKS_NAME
 from stages.wire.status import MAX_PARTS
@@ -34,7 +34,7 @@ READY_S = 30.0
 
 @pytest.fixture(scope="module")
 def topology(bundles: Path, module_servers: Any) -> Topology:
-    """Of two hosts that run."""
+    """Two hosts that run."""
     planned = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
     module_servers.hosts(planned, bundles / "own")
     return planned
@@ -61,7 +61,7 @@ async def write(ring: Ring) -> bytes:
         return (await session.event()).text
 
 
-async def test_hosts_hold_a_session_while_others_work(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_is_renewed_while_others_compute(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease begins again without a hop."""
     renewed = list[str]()
     monkeypatch.setattr(SessionStore, "renew", lambda store, session, now_s: renewed.append(session.router))
@@ -73,7 +73,7 @@ async def test_hosts_hold_a_session_while_others_work(topology: Topology, monkey
             await eventually(lambda: len(renewed) >= 2)
 
 
-async def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
+async def test_a_host_returns_under_another_name(topology: Topology) -> None:
     """At the same address: the link to it is a new one, and is kept."""
     async with opened(topology) as ring:
         before = await write(ring)
@@ -84,7 +84,7 @@ async def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
         assert [link.entry.name for link in ring.links] == ["host-1-1", "host-2-1"]
 
 
-async def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
+async def test_a_quarantined_host_that_registers_again_stays_quarantined(topology: Topology) -> None:
     async with opened(topology) as ring:
         ring.quarantine(ring.links[1], "it computed something else than two others")
         ring.set_hosts(topology.hosts[:1])
@@ -94,7 +94,7 @@ async def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> N
 
 
 @pytest.mark.parametrize("count", [MAX_TOGETHER + 1, MAX_PARTS], ids=["more than travel together", "no end of them"])
-async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> None:
+async def test_a_host_that_floods_events_is_quarantined(count: int) -> None:
     asked, heard = list[bytes](), list[stage_pb2.Event]()
 
     async def flood(request: bytes, context: Any) -> AsyncIterator[bytes]:
@@ -119,7 +119,7 @@ async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> 
         await server.stop(0)
 
 
-async def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> None:
+async def test_each_quarantine_of_a_host_is_longer(topology: Topology) -> None:
     async with opened(topology) as ring:
         link = ring.links[1]
         for hours in (1, 2, 4):
@@ -132,7 +132,7 @@ async def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) 
             assert link.problem == ""
 
 
-async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tmp_path: Path) -> None:
+async def test_a_silent_host_is_lost_unless_the_router_was_suspended(tmp_path: Path) -> None:
     now = [100.0]
     entry = HostEntry("frozen", "127.0.0.1:1", (0,), "127.0.0.1:1")
     with clock.replaced(lambda: now[0]):
@@ -154,7 +154,7 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tm
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-async def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
+async def test_requests_of_a_silent_host_move_only_if_another_can_serve_them(
     topology: Topology, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     async with opened(topology) as ring:
@@ -168,9 +168,7 @@ async def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
         assert len(told) == elsewhere + 1
 
 
-async def test_a_host_that_ends_its_events_in_good_order_is_lost(
-    topology: Topology, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_host_that_closes_its_event_stream_is_lost(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     async def listen(subscribers: Subscribers, router: str, key: bytes) -> AsyncIterator[stage_pb2.Events]:

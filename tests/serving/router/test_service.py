@@ -30,7 +30,7 @@ from tests.serving.conftest import Run
 from tests.stages.checkpoints import put_release
 
 
-def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any) -> None:
+def test_the_router_is_live_at_once_and_ready_with_its_hosts(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own")
     with open_blocking_channel(topology.router) as channel, Client(topology.router) as client:
@@ -56,9 +56,7 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any) -> None:
         assert client.generate("x", max_bytes=4).sweeps == 1
 
 
-def test_a_host_that_computes_requests_one_at_a_time_says_why(
-    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_cannot_batch_has_a_warning(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_checks, "check_rows", lambda runner, part: part.index != 0)
     topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
     servers.hosts(topology, bundles / "own")
@@ -70,7 +68,7 @@ def test_a_host_that_computes_requests_one_at_a_time_says_why(
         until(lambda: all("its certificate ends on 2004-01-10" in host.warning for host in client.status().hosts))
 
 
-def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path, servers: Any) -> None:
+def test_a_stopping_router_completes_requests_and_accepts_none(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.hosts(topology, bundles / "own")
     router = servers.router(topology, bundles / "own", drain_s=60.0)
@@ -96,7 +94,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path,
     router.ended.result(PATIENCE_S)
 
 
-def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
+def test_status_lists_the_modes_that_can_be_served(deployment: Deployment) -> None:
     with Client(deployment.topology.router) as client:
         status = client.status()
     assert status.ready
@@ -130,7 +128,7 @@ def test_the_demo_shows_every_mode(
     assert "stopped" in out
 
 
-def test_a_damaged_release_in_its_store_does_not_keep_it_from_starting(
+def test_a_router_starts_despite_a_damaged_release_in_its_store(
     bundles: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, contents = ReleaseStore(tmp_path / "releases"), read_release_manifest(bundles / "other")

@@ -1,4 +1,4 @@
-"""Whom a session blames when a try fails, and what it learns of how long work takes."""
+"""Sessions: the hosts that a failed attempt suspects, and the time that results take."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ import pytest
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import Auditor
-from serving.router.host_link import Attempt, HostLink, HostPath
+from serving.router.host_link import HostLink, HostPath
 from serving.router.paths import HEDGE_SHARE, HEDGES, MIN_S, Hedging
 from serving.router.ring import MAX_REPLAYS, Ring, RingView
 from serving.router.session import Check, Session
@@ -23,7 +23,7 @@ from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay, Settled
 from stages.wire.messages import AnyWork, Work, work_of
 from stages.wire.status import StatusError
-from tests.conftest import eventually
+from tests.conftest import eventually, refused
 from tests.stages.hops import step
 
 CODE = grpc.StatusCode
@@ -64,6 +64,17 @@ class RecordingRing(Ring):
         return self.path
 
 
+def opened(ring: RecordingRing) -> Session:
+    return Session(RingView(ring, ("", "", "")), "ar", 20, time.monotonic() + 60.0, Account())
+
+
+async def asking(ring: RecordingRing) -> Session:
+    """A session that has sent a step."""
+    session = opened(ring)
+    await session.push(step(remaining=1), b"a")
+    return session
+
+
 @pytest.mark.parametrize(
     ("code", "host", "lost", "avoided"),
     [
@@ -78,12 +89,11 @@ class RecordingRing(Ring):
         (CODE.ABORTED, "b-1", "", {"a-1", "b-1"}),
     ],
 )
-async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
+async def test_a_fault_suspects_the_hosts_that_may_have_caused_it(
     code: grpc.StatusCode, host: str, lost: str, avoided: set[str]
 ) -> None:
     ring = RecordingRing()
-    session = opened(ring)
-    await session.push(step(remaining=1), b"a")
+    session = await asking(ring)
     address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
     session.tries.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
     waiting = asyncio.create_task(session.event())
@@ -92,7 +102,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     assert ring.avoided == [set(), avoided]
 
 
-async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
+async def test_a_grammar_without_a_next_token_fails_and_blames_no_host() -> None:
     ring = RecordingRing()
     session = opened(ring)
     held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
@@ -104,12 +114,11 @@ async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_bl
     assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
 
 
-async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None:
-    """That nobody takes a hop is noticed after as long as that, and a second fault ended what another ring could do."""
+async def test_an_untried_path_is_tried_after_the_hop_timeout() -> None:
+    """A lost hop may be noticed only after the hop timeout: the other path is still tried then."""
     ring = RecordingRing()
     ring.settings = replace(ring.settings, hop_timeout_s=0.0)
-    session, lost = opened(ring), stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost")
-    await session.push(step(remaining=1), b"a")
+    session, lost = await asking(ring), stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost")
     session.tries.attempts[0].fail(lost)
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
@@ -122,11 +131,10 @@ async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None
     assert session.account.replays == 1
 
 
-async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
+async def test_only_a_few_lost_requests_are_replayed_at_once() -> None:
     ring = RecordingRing()
-    sessions = [opened(ring) for _ in range(MAX_REPLAYS + 3)]
+    sessions = [await asking(ring) for _ in range(MAX_REPLAYS + 3)]
     for session in sessions:
-        await session.push(step(remaining=1), b"a")
         session.tries.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
     waiting = [asyncio.create_task(session.event()) for session in sessions]
     done = 0
@@ -135,17 +143,10 @@ async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> Non
         moved = [session.tries.attempts[0] for session in sessions if session.tries.attempts]
         assert sum(attempt.replays for attempt in moved) <= MAX_REPLAYS
         if len(moved) == min(done + MAX_REPLAYS, len(sessions)):
-            deliver(next(attempt for attempt in moved if attempt.replays), stage_pb2.Event(text=b"b"))
+            attempt = next(attempt for attempt in moved if attempt.replays)
+            attempt.receive(attempt, stage_pb2.Event(text=b"b"))
             done += 1
     assert [event.text for event in await asyncio.gather(*waiting)] == [b"b"] * len(sessions)
-
-
-def deliver(attempt: Attempt, event: stage_pb2.Event) -> None:
-    attempt.receive(attempt, event)
-
-
-def opened(ring: RecordingRing, deadline_s: float = 60.0, capacity: int = 8) -> Session:
-    return Session(RingView(ring, ("", "", "")), "ar", capacity, time.monotonic() + deadline_s, Account())
 
 
 Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]
@@ -166,26 +167,10 @@ def tried(work: Work, answer: Answer, check: Check | None = None) -> tuple[stage
                 hosts._deliver(event)
 
         hosts.path[0].relay.answer = answered
-        with opened(hosts, capacity=20) as session:
+        with opened(hosts) as session:
             drafts = len(work.clean) - getattr(work, "sample", stage_pb2.Sample()).draft
             await session.push(work, work.clean[:drafts], work.clean[drafts:])
             return await session.event(check), list(tries.values()), session.account.replays
-
-    return asyncio.run(asyncio.wait_for(ask(), 30))
-
-
-def ending(code: grpc.StatusCode) -> tuple[StatusError, int]:
-    """What a request ends in whose hosts all say so, and how often they were asked."""
-
-    async def ask() -> tuple[StatusError, int]:
-        ring = RecordingRing()
-        session = opened(ring)
-        fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
-        ring.path[0].relay.answer = lambda hop: ring._deliver(stage_pb2.Event(session=hop.session, fault=fault))
-        await session.push(step(remaining=1), b"a")
-        with pytest.raises(StatusError) as caught:
-            await session.event()
-        return caught.value, len(ring.avoided)
 
     return asyncio.run(asyncio.wait_for(ask(), 30))
 
@@ -198,13 +183,21 @@ def ending(code: grpc.StatusCode) -> tuple[StatusError, int]:
         (CODE.DEADLINE_EXCEEDED, CODE.INTERNAL),
     ],
 )
-def test_what_all_hosts_say_ends_a_request_with_their_sentence(code: grpc.StatusCode, told: grpc.StatusCode) -> None:
-    """What would look like a mistake of who asked is the router's trouble with its hosts."""
-    refusal, tries = ending(code)
-    assert (refusal.code, refusal.message, tries) == (told, "b-1: a sentence", 3)
+def test_an_error_of_all_hosts_ends_the_request_with_their_words(code: grpc.StatusCode, told: grpc.StatusCode) -> None:
+    """An error that would look like a mistake of the client is a problem between router and hosts."""
+    tries = set[str]()
+
+    def answer(hop: stage_pb2.Hop, number: int) -> list[stage_pb2.Event]:
+        tries.add(hop.session)
+        fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
+        return [stage_pb2.Event(session=hop.session, fault=fault)]
+
+    with refused(told, "^b-1: a sentence$"):
+        tried(step(clean=b"a", remaining=1), answer)
+    assert len(tries) == 3
 
 
-async def test_an_audits_time_is_not_the_hosts() -> None:
+async def test_the_time_of_an_audit_is_not_booked_to_hosts() -> None:
     """The hosts' time is booked once, before the audit begins."""
     ring, took, booked = RecordingRing(), list[float](), list[int]()
 
@@ -215,9 +208,8 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
     ring.auditor = Auditor(ring, 1.0, None)
     ring.auditor.picks, ring.auditor.audit = lambda answer: True, audit  # type: ignore[method-assign]
     ring.hedging.record = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
-    session = opened(ring)
-    await session.push(step(remaining=1), b"a")
-    deliver(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
+    session = await asking(ring)
+    session.tries.attempts[0].receive(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
     await session.event()
     await session.finish()
     assert (booked, len(took)) == ([1], 1)
@@ -226,16 +218,15 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
 # How long a result is waited for
 
 
-async def test_what_is_slow_and_has_no_other_way_is_waited_for() -> None:
-    """However often it is looked at: no try is made, and none is counted."""
+async def test_a_slow_result_without_another_path_is_awaited() -> None:
+    """No attempt is made or counted, however often the session checks."""
     ring = RecordingRing()
     ring.hedging.wait_s = lambda kind, left_s: 0.0  # type: ignore[method-assign]
-    session = opened(ring)
-    await session.push(step(remaining=1), b"a")
+    session = await asking(ring)
     waiting = asyncio.create_task(session.event())
     while len(ring.avoided) < 1100:  # pauses that grow with each try would be too long for a number
         await asyncio.sleep(0)
-    deliver(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
+    session.tries.attempts[0].receive(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
     await waiting
     assert [link.sessions for link in ring.path] == [1, 1]
     assert (len(session.tries.attempts), session.account.replays, session.tries.count) == (1, 0, 0)
@@ -248,14 +239,14 @@ def taught(times_s: list[float]) -> Hedging:
     return patience
 
 
-def test_it_waits_longer_than_results_take() -> None:
+def test_a_hedge_waits_longer_than_results_take() -> None:
     assert taught([0.01] * 100).wait_s("ar", 60.0) == MIN_S
     assert 4.0 <= taught([4.0] * 100).wait_s("ar", 60.0) < 4.5
     uneven = taught([2.0, 4.0] * 100)
     assert uneven.wait_s("ar", 60.0) > 4.0
 
 
-def test_second_tries_are_few() -> None:
+def test_hedges_are_limited_to_their_share() -> None:
     patience = Hedging()
     assert sum(patience.may_hedge() for _ in range(100)) == HEDGES
     for _ in range(int(2 / HEDGE_SHARE)):
@@ -264,16 +255,15 @@ def test_second_tries_are_few() -> None:
 
 
 @pytest.mark.parametrize(("winner", "learnt"), [(0, ["ar"]), (1, [])])
-async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: list[str]) -> None:
+async def test_a_slow_first_attempt_that_wins_is_recorded(winner: int, learnt: list[str]) -> None:
     """Else what always takes long would always be tried twice. When the second try wins, nothing is known."""
     ring, taught = RecordingRing(), list[str]()
     ring.hedging.wait_s = lambda kind, left_s: 0.0  # type: ignore[method-assign]
     ring.hedging.record = lambda kind, took_s: taught.append(kind)  # type: ignore[method-assign]
-    session = opened(ring)
-    await session.push(step(remaining=1), b"a")
+    session = await asking(ring)
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
     await eventually(lambda: len(session.tries.attempts) == 2)
-    deliver(session.tries.attempts[winner], stage_pb2.Event(text=b"b"))
+    session.tries.attempts[winner].receive(session.tries.attempts[winner], stage_pb2.Event(text=b"b"))
     await waiting
     assert taught == learnt

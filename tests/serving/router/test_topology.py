@@ -74,7 +74,7 @@ def test_a_wrong_file_is_explained(tmp_path: Path, text: str, says: str) -> None
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'checkpoint = "caf\xe9"')
     with pytest.raises(ConfigError, match="is not TOML"):
         read_topology(tmp_path / "latin.toml")
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             read_topology(path)
 
 
-def test_outside_a_file_paths_are_absolute() -> None:
+def test_paths_must_be_absolute_outside_a_file() -> None:
     for text in (b'checkpoint = "weights"', b"[tls]", b'[tls]\ndirectory = "certs"'):
         with pytest.raises(ConfigError, match=r"etcd://x: .* '(weights|certs)' must be absolute"):
             parse_topology(text + HOSTS.encode(), "etcd://x")
@@ -93,7 +93,7 @@ def test_outside_a_file_paths_are_absolute() -> None:
 
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=20))
-def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_a_written_topology_is_read_back(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     topology = local_topology(2, 3, Path("/weights") / name)
     path = tmp_path_factory.mktemp("topology") / "t.toml"
     assert read_topology(write(path, topology.to_toml())) == topology
@@ -110,13 +110,13 @@ def test_blocks_are_shared_out_in_order(hosts: int, blocks: int, spans: list[str
     assert [host.address for host in topology.hosts] == [f"127.0.0.1:{9001 + i}" for i in range(hosts)]
 
 
-def test_ports_must_exist() -> None:
+def test_ports_must_not_exceed_65535() -> None:
     with pytest.raises(InputError, match="port 65533 leaves no room for 3 hosts"):
         local_topology(3, 3, Path("w"), first_port=65534)
     assert local_topology(3, 3, Path("w"), first_port=65533).hosts[-1].address.endswith(":65535")
 
 
-def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles: Path, onesweep: Run) -> None:
+def test_options_of_a_host_in_a_topology_are_checked(tmp_path: Path, bundles: Path, onesweep: Run) -> None:
     path = tmp_path / "topology.toml"
     path.write_text(local_topology(3, 3, bundles / "own", 7700).to_toml())
     for name in ("queue_limit", "batch", "lease_s", "hop_timeout_s", "--session-mb", "--threads"):
@@ -133,7 +133,7 @@ def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles:
     assert (code, "prefix_mb must be at least 0, not -1" in err) == (2, True), err
 
 
-def test_replicas_are_laid_out_side_by_side() -> None:
+def test_replicas_hold_the_same_blocks() -> None:
     topology = local_topology(2, 3, Path("w"), first_port=9001, replicas=2)
     assert [(host.name, host.span) for host in topology.hosts] == [
         ("host-1-1", "0,1"),

@@ -46,7 +46,7 @@ def names(topology: Topology) -> list[str]:
     return [host.name for host in topology.hosts]
 
 
-async def test_what_is_wrong_changes_nothing_and_is_logged_once(
+async def test_an_invalid_topology_changes_nothing_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, whole, heard = tmp_path / "t.toml", local_topology(3, 3, Path("/w")), list[list[str]]()
@@ -72,7 +72,7 @@ async def test_what_is_wrong_changes_nothing_and_is_logged_once(
     assert len([line for line in caplog.messages if "stay unchanged" in line]) == 3
 
 
-async def test_an_outage_is_logged_once_whatever_its_words(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage_with_changing_messages_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     whole, reads = local_topology(1, 3, Path("/w")), 0
 
     class Away:
@@ -91,7 +91,7 @@ async def test_an_outage_is_logged_once_whatever_its_words(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("etcd", marks=pytest.mark.slow)])
-def test_hosts_and_router_learn_of_a_replica(
+def test_hosts_and_router_follow_a_changed_topology(
     kind: str,
     bundles: Path,
     servers: Any,
@@ -154,12 +154,12 @@ def test_hosts_and_router_learn_of_a_replica(
         ("etcd://127.0.0.1:1,10.8.0.9:2379/x", r"10\.8\.0\.9:2379 is on another machine and traffic would not"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused(url: str, says: str) -> None:
+def test_an_unusable_url_is_refused(url: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         topology_at(url)
 
 
-def test_a_url_that_can_be_used(onesweep: Run, unused_port: int) -> None:
+def test_a_valid_url_is_used_by_every_command(onesweep: Run, unused_port: int) -> None:
     assert str(topology_at("etcd://10.8.0.9:2379,[::1]:2379/a/b-1", insecure=True)).endswith("/a/b-1")
     url = f"etcd://127.0.0.1:{unused_port}/x"
     for command in (("host", "host-1"), ("router",), ("doctor",)):

@@ -18,8 +18,9 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Settled
 from stages.wire.messages import merged, results_of, step_hops, work_of
+from tests.conftest import refused
 from tests.stages.hops import LONG_PROMPT, hidden_rows, opening, step
-from tests.stages.hosts import event_of, open_host, refused, send
+from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 
 ROWS = 40
@@ -31,7 +32,7 @@ def scoring(digest: str = "", session: str = "s", count: int = 11, length: int =
 
 
 def cut(hop: stage_pb2.Hop, rows: int = ROWS) -> list[stage_pb2.Hop]:
-    return step_hops(hop, BYTES, most=16, rows=rows)
+    return step_hops(hop, BYTES, rows=rows)
 
 
 # Where they are cut
@@ -49,7 +50,7 @@ def test_batches_hold_all_candidates_in_order(
     clean = vocabulary.encode([i % 200 for i in range(known)])
     candidates = [vocabulary.encode([i % 200] * length) for i in range(count)]
     whole = scoring(clean=clean, start=start, candidates=candidates)
-    hops = step_hops(whole, vocabulary, most=16, rows=rows)
+    hops = step_hops(whole, vocabulary, rows=rows)
     *before, first = [hop for hop in hops if not work_of(hop).start >= start + known]
     later = hops[len(before) + 1 :]
     assert b"".join(work_of(hop).clean for hop in hops) == clean
@@ -72,7 +73,7 @@ def test_batches_are_even() -> None:
     assert candidates_together(4000, 7, 1024) == 1
 
 
-def test_what_few_candidates_need_travels_at_once() -> None:
+def test_few_candidates_travel_in_one_hop() -> None:
     few = scoring(count=2, clean=b"abc")
     assert cut(few) == [few]
     decode = stage_pb2.Hop(read=step(clean=b"ab"))
@@ -85,7 +86,7 @@ def score(batch: int, *nats: float, ms: float = 1.0) -> stage_pb2.Event:
     return stage_pb2.Event(session="s", number=3, scores=scores, timings=timings)
 
 
-def test_results_of_batches_are_one() -> None:
+def test_results_of_batches_are_joined() -> None:
     event = merged([score(0, -1.0, -2.0), score(1, -3.0, ms=2.0)])
     assert np.frombuffer(event.scores.nats, "<f8").tolist() == [-1, -2, -3]
     assert (event.session, event.number, event.scores.batch) == ("s", 3, 0)
@@ -106,7 +107,7 @@ def near(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
 
 
 @pytest.mark.parametrize("rows", [1, 12, ROWS, 60])
-async def test_what_comes_out_is_that_of_one_hop(whole: Parts, rows: int) -> None:
+async def test_batches_give_the_scores_of_one_hop(whole: Parts, rows: int) -> None:
     digest = whole.plan.models["ar"].digest
     async with open_host(whole) as host:
         one = await scores(host, [scoring(digest, "one")])
@@ -124,7 +125,7 @@ async def test_what_comes_out_is_that_of_one_hop(whole: Parts, rows: int) -> Non
         assert near(*after)
 
 
-async def test_batches_come_once_and_in_order(whole: Parts) -> None:
+async def test_a_repeated_or_early_batch_is_refused(whole: Parts) -> None:
     digest = whole.plan.models["ar"].digest
     async with open_host(whole) as host:
         first, second, third, *_ = cut(scoring(digest, clean=b"The sea "))
@@ -145,7 +146,7 @@ async def test_a_session_cannot_begin_with_a_later_batch(whole: Parts) -> None:
             host.accept(cut(scoring(whole.plan.models["ar"].digest))[-1], 1)
 
 
-async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> None:
+async def test_the_bytes_of_hops_under_way_are_bounded(whole: Parts) -> None:
     digest, size = whole.plan.models["ar"].digest, 1 << 19
     async with open_host(whole, queue_mb=1) as host:
         with host.scheduler._passing:  # nothing is computed meanwhile
@@ -165,7 +166,7 @@ async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> N
             host.accept(scoring(digest, "b"), 1)
 
 
-async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
+async def test_results_waiting_for_the_next_host_or_the_router_are_bounded(
     whole: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_host(whole, working=False, queue_mb=1) as host:

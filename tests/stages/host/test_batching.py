@@ -1,4 +1,4 @@
-"""Continuous batching: nobody's text shows with whom it shared its passes."""
+"""Continuous batching: a text does not depend on the requests that shared its passes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,9 +26,9 @@ score_requests = st.fixed_dictionaries(
     {**COMMON, "chunks": chunks, "count": st.integers(1, 20), "codec": hidden_codecs}
 )
 draft_lengths = st.lists(st.integers(0, 9), min_size=1, max_size=4)
-"""How many guesses, over and over."""
+"""Numbers of draft tokens, over and over."""
 wrong_places = st.lists(st.booleans(), min_size=1, max_size=8)
-"""Which bytes of the text are guessed wrong, over and over."""
+"""True for bytes of the text that are drafted wrong, over and over."""
 traffic = st.lists(
     st.tuples(
         st.integers(1, 4),
@@ -45,7 +45,7 @@ traffic = st.lists(
 
 
 def guessing(text: bytes, lengths: Sequence[int], wrong: Sequence[bool]) -> Callable[[bytes], bytes]:
-    """Guesses of `text` that are wrong in places."""
+    """Drafts of `text` that are wrong in places."""
 
     def guess(so_far: bytes) -> bytes:
         at = len(so_far)
@@ -69,7 +69,7 @@ def maker(parts: Parts, kind: str, request: Any) -> Make:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(requests=traffic, most_hops=st.sampled_from([64, 2, 1]), pass_rows=st.sampled_from([1000, PASS_ROWS, 50, 1]))
-def test_every_request_writes_in_company_what_it_writes_alone(
+def test_a_request_in_a_batch_writes_the_text_it_writes_alone(
     whole: Parts, requests: list[Any], most_hops: int, pass_rows: int
 ) -> None:
     parts = whole

@@ -53,7 +53,7 @@ class Line:
     temperature: float = 0.8
     seed: int = 5
     more: stage_pb2.Sampling = field(default_factory=stage_pb2.Sampling)
-    """What it asks for beside seed and temperature."""
+    """Sampling settings beside seed and temperature."""
     stores: list[SessionStore] = field(default_factory=list)
     number: int = 0
     prompt: int = 0
@@ -132,7 +132,7 @@ def candidates_of(count: int, length: int, seed: int = 0) -> list[bytes]:
     kind=st.sampled_from(["ar", "scorer"]),
     seed=st.integers(0, 3),
 )
-def test_scores_are_the_models(
+def test_scores_are_those_of_the_model(
     hosts: dict[tuple[int, ...], Parts],
     models: dict[str, ArModel],
     known: bytes,
@@ -150,7 +150,7 @@ def test_scores_are_the_models(
 
 
 @pytest.mark.parametrize(("count", "length"), [(1, 1), (7, 1), (1, 300), (32, 32), (128, 32), (256, 16)])
-def test_the_split_among_hosts_changes_no_bit(hosts, models, count: int, length: int) -> None:
+def test_the_split_among_hosts_does_not_change_scores(hosts, models, count: int, length: int) -> None:
     candidates = candidates_of(count, length)
     lines = [Line([hosts[span] for span in split]) for split in SPLITS]
     found = [line.scores(KNOWN, candidates) for line in lines]
@@ -159,7 +159,7 @@ def test_the_split_among_hosts_changes_no_bit(hosts, models, count: int, length:
     assert lines[-1].payloads == [4 * 32 * (len(KNOWN) + count * (length - 1))] * 2
 
 
-def test_hidden_states_in_int8_cost_a_little_of_the_scores(hosts: dict[tuple[int, ...], Parts]) -> None:
+def test_int8_hidden_states_change_scores_a_little(hosts: dict[tuple[int, ...], Parts]) -> None:
     candidates = candidates_of(16, 16)
     exact = Line([hosts[0, 1, 2]]).scores(KNOWN, candidates)
     line = Line([hosts[span] for span in SPLITS[-1]])
@@ -168,7 +168,7 @@ def test_hidden_states_in_int8_cost_a_little_of_the_scores(hosts: dict[tuple[int
     assert line.payloads == [HIDDEN["int8"].size(len(KNOWN) + 16 * 15, 32)] * 2
 
 
-def test_at_temperature_nought_one_byte_has_it_all(hosts, models) -> None:
+def test_at_temperature_zero_one_byte_has_probability_one(hosts, models) -> None:
     first = models["scorer"](torch.tensor([list(KNOWN)]))[0, -1].argmax()
     best = bytes([int(first), 7])
     scores = Line([hosts[0, 1, 2]], temperature=0.0).scores(KNOWN, [best, bytes([best[0] ^ 1, 7])])
@@ -176,8 +176,8 @@ def test_at_temperature_nought_one_byte_has_it_all(hosts, models) -> None:
     assert np.isfinite(scores).all()
 
 
-def test_candidates_are_not_remembered(hosts: dict[tuple[int, ...], Parts]) -> None:
-    """What comes after them is what comes without them, to the last bit of the text and of the caches."""
+def test_candidates_leave_no_trace_in_the_session(hosts: dict[tuple[int, ...], Parts]) -> None:
+    """The text and the caches after them are those without them, to the last bit."""
     line, other = (Line([hosts[0, 1, 2]], prompt=len(KNOWN)) for _ in range(2))
     line.scores(KNOWN, candidates_of(16, 16))
     other.step(KNOWN)
@@ -202,7 +202,7 @@ def drawing(parts: Parts) -> stage_pb2.Hop:
     return stage_pb2.Hop(router="r", session="s", capacity=150, digest=digest, left_s=600, read=read)
 
 
-def test_candidates_that_come_back_are_those_that_were_written(hosts: dict[tuple[int, ...], Parts]) -> None:
+def test_returned_candidates_must_be_the_written_ones(hosts: dict[tuple[int, ...], Parts]) -> None:
     parts = hosts[0, 1, 2]
     session = SessionStore(1 << 30, 60.0).open("s", "r", "ar", 150, parts, 0.0)
 
@@ -223,7 +223,7 @@ def test_candidates_that_come_back_are_those_that_were_written(hosts: dict[tuple
         computed(other)
 
 
-def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, ...], Parts]) -> None:
+def test_memory_of_the_drafter_is_booked_before_it_writes(hosts: dict[tuple[int, ...], Parts]) -> None:
     last, first = hosts[2,], hosts[0,]
     work = parse_hop(drawing(first), first.plan)
     model = last.drafter("ar").model  # type: ignore[union-attr]

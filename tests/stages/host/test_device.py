@@ -125,7 +125,7 @@ def small(directory: Path, weights: Literal["float32", "q4"] = "float32") -> Hos
     return plan_host(directory, (0,))
 
 
-def test_a_gpu_is_taken_where_it_computes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_chosen_if_it_can_compute_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     float32, four_bits = small(tmp_path / "float32"), small(tmp_path / "q4", "q4")
     gpus(monkeypatch, 1)
     assert device_for("auto", float32).type == "cuda"
@@ -140,7 +140,7 @@ def test_a_gpu_is_taken_where_it_computes_the_model(tmp_path: Path, monkeypatch:
         device_for("cuda", float32)
 
 
-def test_a_release_that_a_device_does_not_compute_is_refused_unread(tmp_path: Path) -> None:
+def test_a_release_that_the_device_cannot_compute_is_refused_unread(tmp_path: Path) -> None:
     plan = small(tmp_path / "q4", "q4")
     for path in (tmp_path / "q4").glob("*.safetensors"):
         path.unlink()
@@ -160,7 +160,7 @@ def full(least: int) -> Callable[[str, Sequence[Any]], bool]:
     return call
 
 
-def test_hops_that_find_no_memory_together_are_computed_one_by_one(parts: Parts) -> None:
+def test_hops_that_do_not_fit_in_memory_together_are_computed_one_by_one(parts: Parts) -> None:
     expected = alone(parts, steps())
     engine = Paced(parts)
     for name in ("one", "two"):
@@ -169,7 +169,7 @@ def test_hops_that_find_no_memory_together_are_computed_one_by_one(parts: Parts)
     assert engine.finish() == {"one": expected, "two": expected}
 
 
-def test_a_hop_that_finds_no_memory_alone_ends_for_another_host_to_go_on(parts: Parts) -> None:
+def test_a_hop_that_does_not_fit_in_memory_is_refused_as_exhausted(parts: Parts) -> None:
     expected = alone(parts, sweeps())
     engine = Paced(parts)
     engine.begin("step", steps())

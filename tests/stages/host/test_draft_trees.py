@@ -1,4 +1,4 @@
-"""Trees of guesses: each gives, to the last bit, what its branch would have given token by token."""
+"""Trees of draft tokens: each gives, to the last bit, what its branch would have given token by token."""
 
 import copy
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def trees(draw: st.DrawFn, most: int = 10) -> list[int]:
 
 
 def branch_of(depths: Sequence[int], at: int) -> list[int]:
-    """The guesses from the first one down to `at`."""
+    """The draft tokens from the first one down to `at`."""
     branch = [at]
     for before in reversed(range(at)):
         if depths[before] == depths[branch[0]] - 1:
@@ -48,7 +48,7 @@ def branch_of(depths: Sequence[int], at: int) -> list[int]:
 
 # The shape
 @given(trees(), st.randoms())
-def test_a_tree_knows_what_follows_what(depths: list[int], random: Any) -> None:
+def test_a_tree_has_the_ancestors_of_each_token(depths: list[int], random: Any) -> None:
     tokens = [random.randrange(4) for _ in depths]
     guesses = guesses_after(tokens, depths)
     for at in range(len(depths)):
@@ -63,7 +63,7 @@ def test_a_tree_knows_what_follows_what(depths: list[int], random: Any) -> None:
 @pytest.mark.parametrize(
     ("depths", "right"), [([], True), ([0, 1, 2, 1, 0], True), ([1], False), ([0, 2], False), ([0, -1], False)]
 )
-def test_depths_in_order(depths: list[int], right: bool) -> None:
+def test_depths_are_in_order(depths: list[int], right: bool) -> None:
     assert are_depths(depths) is right
 
 
@@ -95,7 +95,7 @@ def opened(stage: ArStage | LlamaStage, runner: StageRunner, known: Tensor) -> l
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(depths=trees(), seed=st.integers(0, 99), before=st.integers(0, 3), company=st.booleans())
 @example(depths=[0, 1, 2, 0, 1, 1], seed=1, before=1, company=True)
-def test_a_tree_is_computed_as_its_branches_one_by_one(stage, depths, seed: int, before: int, company: bool) -> None:
+def test_a_tree_is_computed_like_its_branches_alone(stage, depths, seed: int, before: int, company: bool) -> None:
     """In whatever company, and what stays in the cache is the first branch."""
     made, runner = stage
     draws = torch.Generator().manual_seed(seed)
@@ -142,7 +142,7 @@ ASKED = {
 def test_the_text_is_that_of_plain_steps(
     line_of: Any, more: stage_pb2.Sampling, data: st.DataObject, seed: int, temperature: float
 ) -> None:
-    """Whatever the tree holds: right guesses on its first branch, on another, or none."""
+    """The tree has right draft tokens on its first branch, on another, or none."""
     asked = {"seed": seed, "temperature": temperature, "more": more, "prompt": len(KNOWN)}
     plain, text = line_of(**asked), KNOWN
     start = 0
@@ -178,13 +178,13 @@ def test_the_text_is_that_of_plain_steps(
         ({"depths": [0]}, "1 depths for 0 draft tokens"),
     ],
 )
-def test_trees_that_are_none(line_of: Any, fields: dict[str, Any], says: str) -> None:
+def test_an_invalid_tree_is_refused(line_of: Any, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(StatusError, match=says):
         line_of().step(KNOWN * 3, **fields)
 
 
-def test_branches_share_their_places(line_of: Any) -> None:
-    """A session need only have room for the deepest guess."""
+def test_branches_share_positions_of_the_session(line_of: Any) -> None:
+    """A session need only have room for the deepest draft token."""
     guesses = {"draft": 6, "depths": [0, 1, 0, 1, 0, 1]}
     assert line_of(capacity=len(KNOWN) + 2).step(KNOWN + b"abcdef", **guesses).text
     with pytest.raises(StatusError, match="do not fit the session's"):

@@ -33,7 +33,7 @@ SAMPLING = SamplingPlan(7, 0.8, PLAIN, None, None)
 
 
 def brute_force(text: list[int], count: int, least: int, most: int) -> list[int]:
-    """What followed the latest of the longest earlier occurrences of the text's end."""
+    """Tokens after the latest of the longest earlier occurrences of the text's end."""
     for length in range(min(most, len(text) - 1), least - 1, -1):
         ends = [end for end in range(length, len(text)) if text[end - length : end] == text[len(text) - length :]]
         if ends:
@@ -55,7 +55,7 @@ TREE = Draft(
 
 
 @pytest.mark.parametrize(("written", "kept"), [([], 0), ([1], 1), ([1, 2, 3, 9], 3), ([1, 3], 1), ([4, 4], 0)])
-def test_a_draft_knows_what_stands(written: list[int], kept: int) -> None:
+def test_a_draft_keeps_its_accepted_tokens(written: list[int], kept: int) -> None:
     assert (TREE.first, TREE.kept(written), Draft().kept(written)) == (3, kept, 0)
 
 
@@ -77,7 +77,7 @@ def near(model: WholeModel) -> Drafter:
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_guesses_follow_a_grammar(model: WholeModel, branches: int) -> None:
+def test_draft_tokens_follow_a_grammar(model: WholeModel, branches: int) -> None:
     """A word, then two vowels, then nothing."""
     word, vowels = b"ship ", np.isin(np.arange(256), list(b"aeiou"))
 
@@ -99,12 +99,12 @@ def test_guesses_follow_a_grammar(model: WholeModel, branches: int) -> None:
 
 
 def path(growth: Growth, at: int) -> list[int]:
-    """A guess after those before it on its branch."""
+    """A draft token after those before it on its branch."""
     return [] if at < 0 else [*path(growth, growth.above[at]), at]
 
 
 @pytest.mark.parametrize(("branches", "temperature"), [(1, 0.8), (3, 0.8), (3, 0.0)])
-def test_guesses_are_the_largest_sums_of_their_place(model: WholeModel, branches: int, temperature: float) -> None:
+def test_draft_tokens_have_the_largest_sums(model: WholeModel, branches: int, temperature: float) -> None:
     """As a drafter has them that reads each branch alone."""
     grower = TreeGrower(model.open(100), DraftLength(SweepTime()), replace(SAMPLING, temperature=temperature))
     growth = grower.grow(TEXT, DraftPlan(5, 12, branches))
@@ -120,8 +120,8 @@ def test_guesses_are_the_largest_sums_of_their_place(model: WholeModel, branches
         assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
 
 
-def test_as_many_as_pay(model: WholeModel) -> None:
-    """A longer sweep is worth more guesses, whoever drafts; and one guess is sent at least."""
+def test_the_draft_is_as_long_as_pays(model: WholeModel) -> None:
+    """A longer sweep is worth more draft tokens; at least one is sent."""
     counts = []
     for trip_ms in (0.001, 50.0, 5000.0):
         worth, plan = DraftLength(SweepTime()), DraftPlan(20, branches=3)
@@ -141,7 +141,7 @@ def drafted(near: Drafter, state: DraftState, known: Tokens, most: int = 4, bran
 
 
 @pytest.mark.parametrize(("branches", "steps", "left"), [(1, 0, 4), (1, 1, 4), (1, 3, 2), (1, 9, 0), (3, 9, 0)])
-def test_what_was_drafted_ahead_is_sent_where_the_verdict_is_as_expected(
+def test_a_draft_made_ahead_is_sent_after_the_expected_verdict(
     near: Drafter, monkeypatch: pytest.MonkeyPatch, branches: int, steps: int, left: int
 ) -> None:
     """As many tokens are drafted while the request waits as were not before; they are those without running ahead."""
@@ -166,7 +166,7 @@ def test_what_was_drafted_ahead_is_sent_where_the_verdict_is_as_expected(
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 9])
-def test_what_was_drafted_ahead_is_thrown_away_where_the_verdict_is_another(
+def test_a_draft_made_ahead_is_discarded_after_another_verdict(
     near: Drafter, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
@@ -182,10 +182,10 @@ def test_what_was_drafted_ahead_is_thrown_away_where_the_verdict_is_another(
 
 
 @pytest.mark.parametrize(("right", "room", "is_ahead"), [(0, 50, False), (8, 50, True), (8, 6, True), (8, 5, False)])
-def test_nothing_is_drafted_ahead_where_a_draft_seldom_stands_or_the_text_ends(
+def test_no_draft_is_made_ahead_if_drafts_fail_or_the_text_ends(
     near: Drafter, monkeypatch: pytest.MonkeyPatch, right: int, room: int, is_ahead: bool
 ) -> None:
-    """Of the text, all but the last token is read."""
+    """All but the last token of the text is read."""
     monkeypatch.setattr(near, "free", DraftLength(near.sweeps))
     for _ in range(300):
         near.free.learn(8, right, 0.1, 8, 8.0)

@@ -18,7 +18,7 @@ from stages.checkpoint.release_store import read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel, open_channel
-from tests.conftest import PATIENCE_S, eventually, until
+from tests.conftest import PATIENCE_S, eventually, refused, until
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def empty_host(address: str, store: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def described(address: str, ready: bool) -> stage_pb2.DescribeResponse:
-    """What the host says once it is as ready as it should be."""
+    """The description of the host, once it is as ready as it should be."""
     with open_blocking_channel(address) as channel:
         stub = stage_pb2_grpc.StageServiceStub(channel)
 
@@ -78,7 +78,7 @@ def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:
     return asyncio.run(main())
 
 
-def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_path: Path) -> None:
+def test_an_assigned_stage_is_kept_after_a_restart(bundles: Path, tmp_path: Path) -> None:
     address, name = f"127.0.0.1:{free_port_block(1)}", read_release_manifest(bundles / "own").name
     with empty_host(address, tmp_path / "releases"):
         waiting = described(address, ready=False)
@@ -90,9 +90,8 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
             load = stage_pb2_grpc.StageServiceStub(channel).Load
             with pytest.raises(grpc.RpcError, match="is not stored on this host: store it first"):
                 load(request, timeout=PATIENCE_S)
-            with pytest.raises(grpc.RpcError, match="is waiting for a stage") as refused:
+            with refused(grpc.StatusCode.UNAVAILABLE, "is waiting for a stage"):
                 next(stage_pb2_grpc.StageServiceStub(channel).Subscribe(stage_pb2.SubscribeRequest(router="r")))
-            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert len(give(address, bundles / "own", (0, 1, 2))) > 0
         info = described(address, ready=True)
         assert ([release.name for release in info.releases], list(info.blocks)) == ([name], [0, 1, 2])
@@ -102,7 +101,7 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
-def test_a_transfer_that_is_cut_goes_on_inside_the_file(
+def test_an_interrupted_transfer_resumes_within_the_file(
     bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool
 ) -> None:
     host, proxy = f"127.0.0.1:{free_port_block(1)}", f"127.0.0.1:{free_port_block(1)}"

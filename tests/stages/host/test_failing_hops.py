@@ -18,7 +18,7 @@ def names_of(failed: Iterable[tuple[str, StatusError]], code: grpc.StatusCode) -
 
 
 @pytest.mark.parametrize("guilty", [None, "one"])
-def test_what_fails_in_company_is_computed_alone(parts: Parts, guilty: str | None) -> None:
+def test_hops_whose_pass_fails_are_computed_one_by_one(parts: Parts, guilty: str | None) -> None:
     """Block 1 fails for two together; and where it fails for one of them alone, for nobody else."""
     makes = {"one": sweeps, "two": lambda: sweeps(seed=1), "later": sweeps, "step": lambda: steps(count=9)}
     expected = {name: alone(parts, make()) for name, make in makes.items()}
@@ -48,7 +48,7 @@ def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: 
 
 @pytest.mark.parametrize("step", ["begin", "next_op", "complete"])
 @pytest.mark.parametrize(("error", "code"), [(RuntimeError("boom"), "INTERNAL"), (invalid("no"), "INVALID_ARGUMENT")])
-def test_what_cannot_begin_or_go_on_fails_alone(
+def test_a_hop_that_cannot_begin_or_continue_fails_alone(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, code: str
 ) -> None:
     engine = Paced(parts)
@@ -66,7 +66,7 @@ def test_what_cannot_begin_or_go_on_fails_alone(
     assert names_of(engine.refusals.items(), grpc.StatusCode[code]) == {"bad"}
 
 
-def test_a_hop_that_nobody_waits_for_ends_without_being_computed(parts: Parts) -> None:
+def test_a_released_or_expired_hop_is_not_computed(parts: Parts) -> None:
     engine = Paced(parts)
     for name in ("released", "late", "wanted"):
         job = engine.begin(name, sweeps())

@@ -1,4 +1,4 @@
-"""Which tokens may come next by a JSON schema: of the text so far alone, however it was come to."""
+"""Tokens that a JSON schema allows next, which depend on the text so far alone."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_masks_lead_to_a_complete_text(source: ModelSource) -> None:
     assert allowed(made) == b""
 
 
-def test_words_are_free_until_a_call_opens(source: ModelSource) -> None:
+def test_text_is_free_until_a_call_opens(source: ModelSource) -> None:
     made = grammar(source, json.dumps({**json.loads(SCHEMA), OF_CALLS: True}))
     call = b"<tool_call>\n" + TEXT + b"\n</tool_call>"
     for text, may in ((b"\n{", b'"'), (b"x<tool_call>", b"\t\n\r {"), (b"x<tool_call>" + TEXT, b"\t\n\r <")):
@@ -69,7 +69,7 @@ def test_words_are_free_until_a_call_opens(source: ModelSource) -> None:
     assert made.complete
 
 
-def test_beside_calls_an_answer_has_a_form_of_its_own(source: ModelSource) -> None:
+def test_an_answer_beside_calls_follows_its_own_schema(source: ModelSource) -> None:
     made = grammar(source, json.dumps({**json.loads(SCHEMA), OF_CALLS: {"const": "sea"}}))
     call = b"<tool_call>\n" + TEXT + b"\n</tool_call>"
     for text, may in ((b"", b'\t\n\r "<{'), (b'"s', b"e"), (b"<tool_call>", b"\t\n\r {"), (call + b"<", b"t")):
@@ -94,8 +94,8 @@ def test_a_tag_that_is_one_token_opens_a_call(source: ModelSource) -> None:
     assert not matcher.try_consume_tokens([made_of.token_to_id("<|no|>")])
 
 
-def test_a_branch_that_is_left_leaves_no_trace(source: ModelSource) -> None:
-    """As where guesses turn out wrong."""
+def test_an_abandoned_branch_leaves_no_trace(source: ModelSource) -> None:
+    """As where draft tokens are rejected."""
     made = grammar(source)
     for text in (TEXT, TEXT[:6], b'{"a": 7, "b": "x"}', TEXT[:9], b"", TEXT[:18], TEXT[:3]):
         made.read(text)
@@ -104,7 +104,7 @@ def test_a_branch_that_is_left_leaves_no_trace(source: ModelSource) -> None:
         assert (allowed(made), made.complete) == (allowed(fresh), fresh.complete)
 
 
-def test_a_schema_that_turns_out_too_complex_ends_its_own_request(bundles: Path) -> None:
+def test_a_schema_found_too_complex_ends_its_request_only(bundles: Path) -> None:
     """As a fault: other hops of the same pass go on."""
     pattern = {"type": "string", "pattern": "(.{0,300}a.{0,300}b.{0,300}){1,50}"}
     prompt, text = b"It was late when ", b'"' + b"acaddddbadaddadcbac" * 10
@@ -115,12 +115,12 @@ def test_a_schema_that_turns_out_too_complex_ends_its_own_request(bundles: Path)
     assert fault.message == "the JSON schema cannot be followed: lexer error: too many expressions constructed"
 
 
-def test_a_host_refuses_a_schema_that_is_none(source: ModelSource) -> None:
+def test_a_host_refuses_an_invalid_schema(source: ModelSource) -> None:
     with pytest.raises(StatusError, match="the JSON schema cannot be followed: expected ident"):
         grammar(source, "nonsense")
 
 
-def test_a_schema_too_complex_is_told_and_not_followed() -> None:
+def test_a_schema_that_is_too_complex_is_reported() -> None:
     assert "the limit is 16384" in schema_problem(json.dumps({"description": "x" * MAX_SCHEMA_BYTES}))
     assert "recursion limit" in schema_problem('{"items":' * 300 + "{}" + "}" * 300)
     assert "cannot be used" in schema_problem("[1]")
@@ -144,7 +144,7 @@ PARTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", PARTS, ids=str)
-def test_only_what_cannot_be_held_is_left_out_of_a_schema(schema: dict[str, Any]) -> None:
+def test_only_unsupported_keywords_are_left_out_of_a_schema(schema: dict[str, Any]) -> None:
     nested = {"type": "object", "properties": {"not": schema, "if": {"enum": [{"uniqueItems": True}]}}}
     kept, left_out = held_part(nested)
     assert problem_of(json.dumps(kept)) == ""
@@ -153,5 +153,5 @@ def test_only_what_cannot_be_held_is_left_out_of_a_schema(schema: dict[str, Any]
 
 
 @pytest.mark.parametrize("more", [{"uniqueItems": False}, *({"propertyNames": each} for each in (STRING, {}, True))])
-def test_a_keyword_without_effect_is_not_told(more: dict[str, Any]) -> None:
+def test_a_keyword_without_effect_is_not_reported(more: dict[str, Any]) -> None:
     assert held_part(LIST | more) == (LIST, [])

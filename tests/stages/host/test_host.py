@@ -25,7 +25,7 @@ def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     return sweep(digest, session, **{"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes})
 
 
-async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
+async def test_a_full_queue_refuses_hops(parts: Parts) -> None:
     async with open_host(parts, working=False, queue_limit=2) as host:
         host.accept(hop(host, "a"), 10)
         host.accept(hop(host, "b"), 10)
@@ -36,7 +36,7 @@ async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
         assert (counters.queued, counters.queue_limit, counters.refused, counters.sessions) == (2, 2, 1, 2)
 
 
-async def test_hops_that_wait_for_company_begin_with_it(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hops_that_wait_for_others_begin_with_them(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_host(parts, working=False) as host:
         begun, waits_s = list[int](), iter([PATIENCE_S, 2 * PATIENCE_S, 0.0, 0.0])
         monkeypatch.setattr(host.scheduler, "go", lambda: begun.append(len(host.scheduler)) or [])
@@ -46,7 +46,7 @@ async def test_hops_that_wait_for_company_begin_with_it(parts: Parts, monkeypatc
         assert begun == [3, 4]
 
 
-async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
+async def test_a_hop_that_expires_while_waiting_fails_with_its_deadline(parts: Parts) -> None:
     async with open_host(parts, working=False) as host:
         request = hop(host)
         host.accept(request, 10).due_at = 0.0
@@ -69,7 +69,7 @@ async def test_a_host_without_a_link_to_the_next_one_names_that_one(parts: Parts
         assert (fault.host, fault.lost) == ("h", "gone")
 
 
-async def test_a_clock_that_is_ahead_ends_no_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_is_ahead_does_not_expire_requests(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines travel as the time that is left: this host's clock is an hour ahead of the router's."""
     now = time.time
     async with open_host(parts) as host:
@@ -79,7 +79,7 @@ async def test_a_clock_that_is_ahead_ends_no_request(parts: Parts, monkeypatch: 
         assert (await event_of(host)).text
 
 
-async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:
+async def test_a_failed_hop_does_not_affect_later_hops(parts: Parts) -> None:
     async with open_host(parts) as host:
         watched(parts, 1).fails = lambda method, pieces: method == "denoise"
         send(host, hop(host, "a"))
@@ -93,7 +93,7 @@ async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize(("block", "completed"), [(0, 0), (2, 1)], ids=["in the middle", "at the very end"])
-async def test_a_session_released_while_it_is_computed(parts: Parts, block: int, completed: int) -> None:
+async def test_a_session_is_released_while_it_is_computed(parts: Parts, block: int, completed: int) -> None:
     loop, part = asyncio.get_running_loop(), watched(parts, block)
 
     async def release(host: Host) -> None:
@@ -130,7 +130,7 @@ async def test_a_later_hop_cannot_claim_more_than_its_session_holds(parts: Parts
 @pytest.mark.parametrize(
     ("protocol", "older"), [(0, "the sender"), (PROTOCOL - 1, "the sender"), (PROTOCOL + 1, "host h")]
 )
-async def test_another_protocol_is_refused_and_the_older_side_is_named(parts: Parts, protocol: int, older: str) -> None:
+async def test_another_protocol_is_refused_with_the_older_side_named(parts: Parts, protocol: int, older: str) -> None:
     async with open_host(parts) as host:
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=protocol, hops=[hop(host)])).rejections
         assert rejection.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
@@ -138,7 +138,7 @@ async def test_another_protocol_is_refused_and_the_older_side_is_named(parts: Pa
         assert not host.sessions.sessions
 
 
-async def test_a_stopping_host_ends_what_it_has_and_opens_nothing(parts: Parts) -> None:
+async def test_a_stopping_host_completes_its_sessions_and_opens_none(parts: Parts) -> None:
     async with open_host(parts) as host:
         send(host, hop(host))
         await event_of(host)
@@ -149,7 +149,7 @@ async def test_a_stopping_host_ends_what_it_has_and_opens_nothing(parts: Parts) 
         assert (await event_of(host)).number == 1
 
 
-async def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> None:
+async def test_a_router_that_does_not_read_loses_its_events_only() -> None:
     known = Subscribers()
     listening = known.listen(ROUTER)
     await anext(listening)

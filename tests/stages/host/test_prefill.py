@@ -18,9 +18,9 @@ from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server
 from stages.wire.messages import prefill_hops, work_of
-from tests.conftest import until
+from tests.conftest import refused, started, until
 from tests.stages.hops import LONG_PROMPT, opening
-from tests.stages.hosts import event_of, open_host, refused, send
+from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER, Peer, peer
 from tests.stages.scripted_server import Answering, take
 
@@ -28,13 +28,13 @@ TOKENS = Vocabulary(300)
 
 
 def lengths(read: stage_pb2.Read) -> list[int]:
-    """Of the reads in which a host reads it."""
+    """Lengths of the reads in which a host reads it."""
     return read_lengths(TOKENS.count(read.clean), read.reads)
 
 
 # Where it is cut
 @given(st.data())
-def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
+def test_chunks_are_read_like_the_whole_prompt(data: st.DataObject) -> None:
     known, draft = data.draw(st.integers(1, 6000)), data.draw(st.sampled_from([0, 0, 1, 60]))
     reads = data.draw(st.lists(st.integers(1, 300), max_size=30))
     while sum(reads) > known:
@@ -60,11 +60,9 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     assert works[-1].score == whole.read.score
 
 
-def test_what_is_read_at_once_travels_at_once_and_a_long_prompt_in_few_large_pieces() -> None:
+def test_a_long_prompt_travels_in_few_large_chunks() -> None:
     short = opening(clean=LONG_PROMPT[:128])
     assert prefill_hops(short, Vocabulary(256)) == [short]
-    whole = opening()
-    assert prefill_hops(whole, Vocabulary(256), most=1) == [whole]
     hops = prefill_hops(opening(clean=bytes(8000)), Vocabulary(256))
     assert [len(work_of(hop).clean) for hop in hops] == [512] * 15 + [320]
 
@@ -90,9 +88,9 @@ def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Ho
         {"candidates": [b"abcde", b"fghij"]},
         {"reads": [150, 20, 60, 60], "candidates": [b"abcde"]},
     ],
-    ids=["text", "guesses", "scores", "a replay"],
+    ids=["text", "drafts", "scores", "a replay"],
 )
-async def test_what_comes_out_is_that_of_one_hop(whole: Parts, fields: dict[str, Any]) -> None:
+async def test_chunks_give_the_text_of_one_hop(whole: Parts, fields: dict[str, Any]) -> None:
     async def write(host: Host, *hops: stage_pb2.Hop) -> list[stage_pb2.Event]:
         send(host, *hops)
         events = [await event_of(host) for _ in range(fields.get("remaining", 1))]
@@ -118,7 +116,7 @@ async def test_what_comes_out_is_that_of_one_hop(whole: Parts, fields: dict[str,
         assert passage.compute_ms > 0
 
 
-async def test_pieces_come_once_and_in_order(whole: Parts) -> None:
+async def test_a_repeated_or_early_chunk_is_refused(whole: Parts) -> None:
     async with open_host(whole) as host:
         first, second, third, last = pieces(whole)
         host.accept(first, 1)
@@ -133,7 +131,7 @@ async def test_pieces_come_once_and_in_order(whole: Parts) -> None:
         assert (await event_of(host)).text
 
 
-async def test_pieces_without_end_are_refused(whole: Parts) -> None:
+async def test_too_many_chunks_are_refused(whole: Parts) -> None:
     async with open_host(whole) as host:
         first, second, *_ = pieces(whole)
         host.accept(first, 1)
@@ -157,9 +155,8 @@ def chain(bundles: Path, servers: Any) -> Iterator[tuple[Peer, Answering]]:
         server = new_server()
         stage_pb2_grpc.add_StageServiceServicer_to_server(second, server)
         server.add_insecure_port(after)
-        await server.start()
-        await stop.wait()
-        await server.stop(0)
+        async with started(server):
+            await stop.wait()
 
     servers.run(serve)
     servers.stage(bundles / "own", (0,), address, after)
@@ -168,12 +165,12 @@ def chain(bundles: Path, servers: Any) -> Iterator[tuple[Peer, Answering]]:
         yield first, second
 
 
-def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(chain, whole: Parts) -> None:
+def test_a_chunk_is_forwarded_before_the_next_one_arrives(chain, whole: Parts) -> None:
     first, second = chain
     first.subscribe()
 
     def handed_on(session: str, count: int) -> list[stage_pb2.Read]:
-        came = [hop.read for parcel in second.parcels for hop in parcel.hops if hop.session == session]
+        came = [hop.read for batch in second.batches for hop in batch.hops if hop.session == session]
         return came if len(came) == count else []
 
     cut = pieces(whole, "cut")

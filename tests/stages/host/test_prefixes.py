@@ -18,8 +18,9 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import after_prefix, put_work, step_hops, work_of
 from stages.wire.status import StatusError
+from tests.conftest import refused
 from tests.stages.hops import LONG_PROMPT, opening
-from tests.stages.hosts import KEY, event_of, open_host, refused, send
+from tests.stages.hosts import KEY, event_of, open_host, send
 
 MINE, YOURS = b"m" * 16, b"y" * 16
 FIRST = LONG_PROMPT[:300]  # nine whole pieces
@@ -39,7 +40,7 @@ def hops_of(
         root = prefix_root(space, hop.digest, work.codec)
         hop.memory.prefix = prefix_digests(root, clean, BYTES)[kept - 1]
         put_work(hop, after_prefix(work, kept * ATTEND_POSITIONS, BYTES))
-    return step_hops(hop, BYTES, most=16, rows=64)
+    return step_hops(hop, BYTES, rows=64)
 
 
 async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> list[tuple[bytes, bytes]]:
@@ -63,7 +64,7 @@ async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> li
     ],
     ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "a part of one", "one token more"],
 )
-async def test_a_text_from_memory_is_the_text_that_is_read_anew(
+async def test_a_text_after_a_cached_prefix_is_the_text_without_the_cache(
     whole: Parts, fields: dict[str, Any], results: int
 ) -> None:
     fields = {"clean": SECOND, **fields}
@@ -84,7 +85,7 @@ async def test_a_text_from_memory_is_the_text_that_is_read_anew(
         assert (host.prefixes.hits, host.prefixes.positions) == (1, 288)
 
 
-async def test_a_turn_adds_its_own_pieces_only(whole: Parts) -> None:
+async def test_a_second_turn_caches_only_its_new_chunks(whole: Parts) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
@@ -96,7 +97,7 @@ async def test_a_turn_adds_its_own_pieces_only(whole: Parts) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["space", "codec", "digest", "length"])
-async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None:
+async def test_a_prefix_of_another_namespace_codec_or_length_is_not_found(whole: Parts, lacks: str) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
@@ -117,7 +118,7 @@ async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None
         assert not host.sessions.sessions
 
 
-async def test_only_what_was_read_in_whole_pieces_is_kept(whole: Parts) -> None:
+async def test_only_whole_chunks_of_a_prompt_are_cached(whole: Parts) -> None:
     async with open_host(whole) as host:
         # a replay reads again in other pieces
         again = {"reads": [100, 156], "candidates": [b"abcd"]}
@@ -140,7 +141,7 @@ async def test_only_what_was_read_in_whole_pieces_is_kept(whole: Parts) -> None:
         assert host.prefixes.bytes == 7 * PIECE_BYTES
 
 
-async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> None:
+async def test_a_session_counts_until_its_prefix_is_copied(whole: Parts) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", SECOND))
         ending = asyncio.create_task(host.end(["1"]))
@@ -165,7 +166,7 @@ SWEEP = stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32")
         (lambda hop: hop.sweep.CopyFrom(SWEEP), "only a hop that reads text can use memory"),
     ],
 )
-async def test_nonsense_about_memory_is_refused(
+async def test_an_invalid_prefix_field_is_refused(
     whole: Parts, change: Callable[[stage_pb2.Hop], object], sentence: str
 ) -> None:
     async with open_host(whole) as host:
@@ -213,7 +214,7 @@ class Kept:
         return True
 
 
-def test_the_least_recently_used_makes_room_and_goes_from_its_end() -> None:
+def test_the_least_recently_used_prefix_is_evicted_from_its_end() -> None:
     kept = Kept(4)
     kept.keep("a", "b")
     kept.keep("x", "y")
@@ -225,7 +226,7 @@ def test_the_least_recently_used_makes_room_and_goes_from_its_end() -> None:
     assert kept.store.bytes == 4 * kept.size
 
 
-def test_texts_share_how_they_begin() -> None:
+def test_texts_share_their_common_prefix() -> None:
     kept = Kept(10)
     kept.keep("a", "b", "c")
     kept.keep("a", "b", "d")
@@ -234,7 +235,7 @@ def test_texts_share_how_they_begin() -> None:
     assert not kept.holds("b")
 
 
-def test_a_text_that_does_not_fit_is_kept_as_far_as_it_fits() -> None:
+def test_a_text_is_cached_as_far_as_it_fits() -> None:
     kept = Kept(2)
     kept.keep("x")
     kept.keep("a", "b", "c")
@@ -244,7 +245,7 @@ def test_a_text_that_does_not_fit_is_kept_as_far_as_it_fits() -> None:
     assert Kept(0).store.bytes == 0
 
 
-def test_a_piece_whose_beginning_is_gone_is_not_kept() -> None:
+def test_a_chunk_whose_prefix_was_evicted_is_not_cached() -> None:
     kept = Kept(3)
     beginning = kept.text("a", "b")
     caches = [LayerCache(*torch.zeros(2, 1, 1, 2 * ATTEND_POSITIONS, 4))]
@@ -252,14 +253,14 @@ def test_a_piece_whose_beginning_is_gone_is_not_kept() -> None:
     assert kept.store.bytes == 0
 
 
-def test_what_came_from_other_hosts_is_not_found() -> None:
+def test_a_prefix_that_came_by_another_path_is_not_found() -> None:
     kept = Kept(9)
     kept.keep("a", "b", before=("x/1",))
     assert kept.holds("a", "b", before=("x/1",))
     assert not any(kept.holds("a", before=before) for before in ((), ("x/2",), ("x/1", "y/1"), ("x", "1")))
 
 
-def test_what_passed_a_faulty_host_is_dropped_for_good() -> None:
+def test_a_prefix_that_passed_a_faulty_host_is_dropped_for_good() -> None:
     kept = Kept(9)
     for before in ((), ("x/1",), ("y/1", "x/1"), ("y/1",)):
         kept.keep("a", before=before)
@@ -272,7 +273,7 @@ def test_what_passed_a_faulty_host_is_dropped_for_good() -> None:
 
 
 @pytest.mark.parametrize("forged", ["session", "space", "key", "place", "none"])
-async def test_what_the_router_does_not_vouch_for_is_neither_kept_nor_found(whole: Parts, forged: str) -> None:
+async def test_a_prefix_without_a_valid_voucher_is_neither_cached_nor_found(whole: Parts, forged: str) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
@@ -302,7 +303,7 @@ async def test_what_the_router_does_not_vouch_for_is_neither_kept_nor_found(whol
         assert host.prefixes.bytes == kept
 
 
-def test_routers_hear_of_changes_only() -> None:
+def test_the_prefix_list_is_sent_only_when_it_changed() -> None:
     kept = Kept(2)
     empty = kept.store.listing(0)
     assert empty.digests == b""
@@ -316,7 +317,7 @@ def test_routers_hear_of_changes_only() -> None:
     assert PrefixStore(0).version != PrefixStore(0).version, "a restarted host has other ones"
 
 
-def test_a_digest_tells_space_weights_codec_and_every_token() -> None:
+def test_a_digest_depends_on_namespace_weights_codec_and_every_token() -> None:
     text, tokens = bytes(range(64)), Vocabulary(300)
     root = prefix_root(MINE, "w", "fp32")
     others = {prefix_root(YOURS, "w", "fp32"), prefix_root(MINE, "v", "fp32"), prefix_root(MINE, "w", "int8"), root}
@@ -328,7 +329,7 @@ def test_a_digest_tells_space_weights_codec_and_every_token() -> None:
     assert len(prefix_digests(root, text, tokens)) == 1, "two bytes a token"
 
 
-def test_what_is_read_anew_takes_the_place_of_what_was_read() -> None:
+def test_a_second_read_replaces_the_digests_of_the_first() -> None:
     beginning, text = Beginning(prefix_root(MINE, "w", "fp32")), bytes(range(200))
     beginning.read(0, [64, 8], text[:72], BYTES)
     whole = list(beginning.digests)

@@ -22,7 +22,7 @@ from tests.stages.hops import Hops, Make, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 
 
-def test_hops_that_are_there_together_share_every_pass(parts: Parts) -> None:
+def test_hops_that_arrive_together_share_every_pass(parts: Parts) -> None:
     engine = Paced(parts)
     for i in range(5):
         engine.begin(str(i), sweeps(seed=i, chunks=(8 + i,)))
@@ -110,7 +110,7 @@ def test_candidates_do_not_hold_up_steps(parts: Parts) -> None:
     assert sum(heads) == 1 + 32 * 31 + 8
 
 
-def test_a_batch_of_one_is_one_after_the_other(parts: Parts) -> None:
+def test_with_a_batch_of_one_hops_are_computed_in_turn(parts: Parts) -> None:
     engine = Paced(parts, most_hops=1)
     engine.begin("a", sweeps())
     engine.begin("b", steps(count=1))
@@ -123,7 +123,7 @@ def test_a_batch_of_one_is_one_after_the_other(parts: Parts) -> None:
     assert owners == sorted(owners, key=owners.index), "they took turns"
 
 
-def test_shares_of_passes_add_up_to_no_more_than_the_time_there_was(parts: Parts) -> None:
+def test_shares_of_passes_do_not_exceed_the_elapsed_time(parts: Parts) -> None:
     engine = Paced(parts)
     begin = time.perf_counter()
     jobs = [engine.begin(str(i), sweeps(seed=i)) for i in range(4)]
@@ -186,7 +186,7 @@ def test_a_quick_step_is_computed_at_once(whole: Parts, quick: Parts, monkeypatc
     ],
     ids=["sweep", "long prompt", "candidates", "slow model"],
 )
-def test_what_may_take_long_is_left_to_the_thread(whole, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
+def test_slow_hops_are_left_to_the_thread(whole, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
     monkeypatch.setattr(engines, "QUICK_MS", quick_ms)
     engine = Scheduler(3, 64, 64)
     job = job_of(engine, whole, hops())
@@ -214,7 +214,7 @@ def test_few_steps_wait_for_those_of_other_texts(whole, others, stepping: int, p
     assert batching_wait_s(engine.arrived, stepping, pass_ms) * 1000 == pytest.approx(wait_ms)
 
 
-def test_a_quick_step_joins_what_the_thread_is_at(whole: Parts) -> None:
+def test_a_quick_step_joins_the_pass_under_way(whole: Parts) -> None:
     """It shares the sweeps' next pass, instead of computing beside them."""
     engine = Scheduler(3, 64, 64)
     job_of(engine, whole, sweeps())
@@ -245,7 +245,7 @@ def drafted() -> Hops:
     yield hop
 
 
-def test_a_hop_does_not_wait_for_what_is_drafted_ahead(whole: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hop_does_not_wait_for_drafting_ahead(whole: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sessions take turns, a token each, and a hop that arrives is next."""
     monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
     engine, order, ended = Scheduler(3, 64, 64), list[RunAhead](), list[ScheduledHop]()
@@ -296,8 +296,8 @@ def test_nothing_is_drafted_ahead_for_a_session_that_ended(
 
 
 @pytest.mark.parametrize("idle", [0, 1, 3, 9])
-def test_what_is_drafted_ahead_changes_no_text(whole: Parts, monkeypatch: pytest.MonkeyPatch, idle: int) -> None:
-    """However often the host has nothing else to do while a draft travels. Its near model is seldom right."""
+def test_drafting_ahead_does_not_change_the_text(whole: Parts, monkeypatch: pytest.MonkeyPatch, idle: int) -> None:
+    """The host has nothing else to do for some turns while a draft travels. Its near model is seldom right."""
     monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
     engine, text = Scheduler(3, 64, 64), b""
     job = job_of(engine, whole, drafted())

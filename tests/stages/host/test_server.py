@@ -14,13 +14,13 @@ from stages.backends import Backend
 from stages.host import loading
 from stages.host.parts import Parts, load_parts
 from stages.host.plan import HostPlan, plan_host, wiring_problem
-from stages.host.server import SERVICE
 from stages.v1 import stage_pb2
+from stages.wire.auth import SERVICE
 from tests.conftest import PATIENCE_S, until
 from tests.stages.raw_client import Peer, peer, sweep
 
 
-def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers: Any) -> None:
+def test_a_host_is_live_at_once_and_ready_with_its_next_host(bundles: Path, servers: Any) -> None:
     port = free_port_block(2)
     first, second = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
     servers.stage(bundles / "own", (0, 1), first, second)
@@ -41,7 +41,7 @@ def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers
         until(lambda: host.serving(SERVICE))
 
 
-def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, monkeypatch) -> None:
+def test_a_host_is_not_ready_before_its_weights_are_loaded(bundles: Path, servers: Any, monkeypatch) -> None:
     begun = threading.Event()
 
     def load(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
@@ -81,7 +81,7 @@ def test_a_wrong_neighbour_is_named(bundles: Path, servers, checkpoint: str, blo
             assert all(digest in host.describe().not_ready_reason for digest in digests)
 
 
-def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any) -> None:
+def test_a_host_without_a_next_host_is_not_ready(bundles: Path, servers: Any) -> None:
     address = f"127.0.0.1:{free_port_block(1)}"
     servers.stage(bundles / "own", (1,), address, None)
     with peer(address) as host:
@@ -112,7 +112,7 @@ def test_a_host_describes_itself(alone: Peer) -> None:
     assert description.counters.session_bytes_limit == 1 << 20
 
 
-def test_it_lives_until_its_requests_have_ended(bundles: Path, servers: Any) -> None:
+def test_a_stopping_host_exits_after_its_requests(bundles: Path, servers: Any) -> None:
     address = f"127.0.0.1:{free_port_block(1)}"
     running = servers.stage(bundles / "own", (0, 1, 2), address)
     with peer(address) as host:

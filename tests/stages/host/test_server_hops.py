@@ -1,11 +1,10 @@
-"""What a stage server does with hops: their accounts, their order, and the memory that they take."""
+"""Hops at a stage server: routers, senders, leases, and the limit of a message."""
 
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from serving.cli.ports import free_port_block
 from stages.host.server import StageServer
@@ -14,7 +13,7 @@ from stages.v1 import stage_pb2
 from stages.wire.auth import HOST, ROUTER
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tls import Security
-from tests.conftest import NAMES, until
+from tests.conftest import NAMES, refused, until
 from tests.stages.raw_client import Peer, peer, sweep
 
 
@@ -26,10 +25,9 @@ def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: 
     assert "'somebody' has not subscribed to this host: subscribe first" in error.details()
 
 
-def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: str) -> None:
-    with pytest.raises(grpc.RpcError, match="larger than max") as caught:
+def test_a_message_over_the_limit_is_refused(alone: Peer, digest: str, name: str) -> None:
+    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"):
         alone.push(sweep(digest, name, estimate=bytes(8 << 20)))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     alone.push(sweep(digest, name))
     assert alone.event().session == name, "a new stream is served"
     alone.release(name)

@@ -54,7 +54,7 @@ def test_a_wrong_option_is_explained(
     assert "Traceback" not in err
 
 
-def test_a_port_in_use(bundles: Path, alone: Peer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_used_port_is_an_error(bundles: Path, alone: Peer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.toml"
     path.write_text(f'[[hosts]]\naddress = "{alone.address}"\nblocks = [0, 1, 2]\n')
     assert main(["host", "host-1", "--topology", str(path), "--checkpoint", str(bundles / "own")]) == 1

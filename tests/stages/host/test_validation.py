@@ -20,6 +20,7 @@ from stages.v1 import stage_pb2
 from stages.wire.hop_stream import BATCH_BYTES
 from stages.wire.messages import MAX_TIMINGS, put_work, work_of
 from stages.wire.status import StatusError
+from tests.conftest import refused
 from tests.stages.hops import step
 
 WIDTH, CODE_DIM = 32, 32
@@ -60,7 +61,7 @@ def hop(plan: HostPlan, kind: str) -> Hop:
 
 @pytest.mark.parametrize("where", ["first", "middle"])
 @pytest.mark.parametrize("kind", ["chain", "ar", "score", "verify"])
-def test_a_good_hop_is_taken(plans: dict[str, HostPlan], where: str, kind: str) -> None:
+def test_a_valid_hop_is_accepted(plans: dict[str, HostPlan], where: str, kind: str) -> None:
     assert parse_hop(hop(plans[where], kind), plans[where]).kind == ("chain" if kind == "chain" else "ar")
 
 
@@ -74,14 +75,15 @@ def test_a_sweep_may_fill_the_context_to_its_last_position(plans: dict[str, Host
     parse_hop(request, plans[where])
 
 
-def test_a_step_is_for_the_model_with_its_digest(bundles: Path) -> None:
+def test_a_step_goes_to_the_model_with_its_digest(bundles: Path) -> None:
     plan = plan_host(bundles / "scored", (0,))
     for kind in ("ar", "scorer"):
         assert parse_hop(hop(plan, kind), plan).kind == kind
     without = plan_host(bundles / "own", (0,))
-    with pytest.raises(StatusError, match=r"this host has [0-9a-f]{12} \(ar\): give every host") as caught:
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, r"this host has [0-9a-f]{12} \(ar\): give every host"):
         parse_hop(hop(plan, "scorer"), without)
-    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "this host has no chain model"):
+        parse_hop(hop(plan, "chain"), plan_host(bundles / "own" / "ar", (0,)))
 
 
 def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
@@ -109,7 +111,7 @@ def test_a_wide_model_scores_fewer_tokens(tmp_path: Path) -> None:
         parse_hop(request, plan)
 
 
-def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) -> None:
+def test_a_replay_is_accepted_only_at_the_start_of_a_session(plans: dict[str, HostPlan]) -> None:
     for kind in ("chain", "score"):
         request = hop(plans["first"], kind)
         work_of(request).reads.extend([4, 3])
@@ -271,7 +273,7 @@ def test_a_wrong_field_is_named(plans: dict[str, HostPlan], where: str, kind: st
 
 
 @pytest.mark.parametrize("kind", ["chain", "ar"])
-def test_other_weights_and_other_blocks(plans: dict[str, HostPlan], kind: str) -> None:
+def test_other_weights_and_other_blocks_are_refused(plans: dict[str, HostPlan], kind: str) -> None:
     plan = plans["middle"]
     other = refusal(plan, kind, lambda p: setattr(p, "digest", "abcdef" * 10))
     assert other.code is grpc.StatusCode.FAILED_PRECONDITION
@@ -284,21 +286,14 @@ def test_other_weights_and_other_blocks(plans: dict[str, HostPlan], kind: str) -
         assert f"{part} does not start here: this host holds 1" in refused.message
 
 
-def test_a_host_without_the_model(bundles: Path, plans: dict[str, HostPlan]) -> None:
-    only_ar = plan_host(bundles / "own" / "ar", (0,))
-    with pytest.raises(StatusError, match="this host has no chain model") as caught:
-        parse_hop(hop(plans["first"], "chain"), only_ar)
-    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-
-
-def test_late_work_is_dropped(plans: dict[str, HostPlan]) -> None:
+def test_an_expired_hop_is_refused(plans: dict[str, HostPlan]) -> None:
     late = refusal(plans["first"], "chain", lambda p: setattr(p, "left_s", 0))
     assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("codec", HIDDEN)
 @pytest.mark.parametrize("draft", [0, 1, 9])
-def test_guesses_and_every_codec_of_hidden_states_are_taken(plans: dict[str, HostPlan], codec: str, draft: int) -> None:
+def test_draft_tokens_and_every_hidden_codec_are_accepted(plans: dict[str, HostPlan], codec: str, draft: int) -> None:
     request = hop(plans["middle"], "ar")
     hidden = HIDDEN[codec].encode(torch.full((10, WIDTH), 0.5))
     put_work(request, step(clean=b"0123456789", stage=1, codec=codec, draft=draft, hidden=hidden))

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stages.wire import channel as channels
 from stages.wire.channel import HealthChecks, bind, new_server, open_channel
-from tests.conftest import eventually
+from tests.conftest import eventually, started
 from tests.fuzz.attacker import END_HEADERS, HEADERS, OPENING, SETTINGS, fields, frame
 
 Status = health_pb2.HealthCheckResponse
@@ -37,20 +37,17 @@ class Deaf:
 
 
 @asynccontextmanager
-async def served(checks: HealthChecks) -> AsyncIterator[tuple[str, grpc.aio.Server]]:
+async def served(checks: HealthChecks) -> AsyncIterator[str]:
     server = new_server()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
-        yield address, server
-    finally:
-        await server.stop(grace=0)
+    async with started(server):
+        yield address
 
 
-async def test_watchers_hear_of_changes_and_of_the_end() -> None:
+async def test_watchers_receive_every_change_and_the_end() -> None:
     checks = HealthChecks()
-    async with asyncio.timeout(WITHIN_S), served(checks) as (address, _), open_channel(address) as channel:
+    async with asyncio.timeout(WITHIN_S), served(checks) as address, open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         call = aiter(stub.Watch(health_pb2.HealthCheckRequest(service="x")))
         assert (await anext(call)).status == Status.SERVICE_UNKNOWN
@@ -64,9 +61,9 @@ async def test_watchers_hear_of_changes_and_of_the_end() -> None:
             await stub.Check(health_pb2.HealthCheckRequest(service="y"))
 
 
-async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = HealthChecks()
-    async with asyncio.timeout(WITHIN_S), served(checks) as (address, _), open_channel(address) as channel:
+    async with asyncio.timeout(WITHIN_S), served(checks) as address, open_channel(address) as channel:
         deaf = Deaf(address)
         await eventually(lambda: len(checks._watchers) == 1)
         call = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
@@ -76,6 +73,6 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.M
         deaf.close()
         await eventually(lambda: len(checks._watchers) == 1)
     monkeypatch.setattr(channels, "MAX_WATCHERS", 0)
-    async with asyncio.timeout(WITHIN_S), served(HealthChecks()) as (address, _), open_channel(address) as channel:
+    async with asyncio.timeout(WITHIN_S), served(HealthChecks()) as address, open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="0 clients are already watching: use Check"):
             await anext(aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())))

@@ -15,7 +15,6 @@ from stages.wire.status import StatusError, exhausted, invalid
 from tests.conftest import eventually
 from tests.stages.scripted_server import (
     Answering,
-    Heard,
     aborting,
     crash,
     hang,
@@ -41,7 +40,7 @@ def test_a_host_that_hangs_is_named_with_the_time_waited() -> None:
 
 
 @pytest.mark.parametrize("refusing", [rejecting, aborting], ids=["a hop", "the stream"])
-def test_a_refusal_is_handed_on(refusing: Any) -> None:
+def test_a_refusal_is_forwarded_with_its_code_and_retry_time(refusing: Any) -> None:
     refusal = push_to(refusing(FULL), describe=True)
     assert (refusal.code, refusal.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 700)
     assert refusal.message.startswith("host tokyo at 127.0.0.1:")
@@ -51,90 +50,80 @@ def test_a_refusal_is_handed_on(refusing: Any) -> None:
     assert "did not answer" not in loading.message
 
 
-def test_a_crash_is_reported_as_such() -> None:
+def test_a_crash_of_the_next_host_is_reported() -> None:
     refusal = push_to(crash)
     assert refusal.code is grpc.StatusCode.UNKNOWN
     assert "failed: " in refusal.message
 
 
-async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_order() -> None:
+async def test_hops_sent_together_arrive_in_one_batch_and_in_order() -> None:
     async with relay_to(take) as (service, relay):
-        heard = Heard(relay)
-        for name in "abc":
-            heard.send(hop(name))
-        assert await heard.all_of(3) == {"a": "ok", "b": "ok", "c": "ok"}
-        heard.send(hop("d"))
-        await heard.all_of(4)
+        relay.post(*map(hop, "abc"))
+        assert await relay.all_of(3) == {"a": "ok", "b": "ok", "c": "ok"}
+        relay.post(hop("d"))
+        await relay.all_of(4)
         assert service.sessions == [["a", "b", "c"], ["d"]]
-        assert [parcel.number for parcel in service.parcels] == [1, 2]
+        assert [batch.number for batch in service.batches] == [1, 2]
         assert service.streams == 1
 
 
-@pytest.mark.parametrize(("count", "parcels"), [(9, [9]), (12, [6, 6]), (20, [10, 10]), (23, [8, 8, 7])])
-async def test_a_parcel_has_few_hops_so_that_the_next_host_can_begin(count: int, parcels: list[int]) -> None:
+@pytest.mark.parametrize(("count", "batches"), [(9, [9]), (12, [6, 6]), (20, [10, 10]), (23, [8, 8, 7])])
+async def test_many_hops_are_split_into_even_batches(count: int, batches: list[int]) -> None:
     async with relay_to(take) as (service, relay):
-        heard = Heard(relay)
-        for number in range(count):
-            heard.send(hop(str(number)))
-        assert set((await heard.all_of(count)).values()) == {"ok"}
-        assert list(map(len, service.sessions)) == parcels
+        relay.post(*(hop(str(number)) for number in range(count)))
+        assert set((await relay.all_of(count)).values()) == {"ok"}
+        assert list(map(len, service.sessions)) == batches
 
 
-async def test_a_rejected_hop_does_not_harm_the_others_of_its_parcel() -> None:
+async def test_a_rejected_hop_does_not_affect_the_rest_of_its_batch() -> None:
     async with relay_to(rejecting(invalid("no"), indices=(1, 3))) as (service, relay):
-        heard = Heard(relay)
-        for name in "abcd":
-            heard.send(hop(name))
-        assert await heard.all_of(4) == {"a": "ok", "b": "INVALID_ARGUMENT", "c": "ok", "d": "INVALID_ARGUMENT"}
-        heard.send(hop("e"))
-        assert (await heard.all_of(5))["e"] == "ok", "the stream continues"
+        relay.post(*map(hop, "abcd"))
+        assert await relay.all_of(4) == {"a": "ok", "b": "INVALID_ARGUMENT", "c": "ok", "d": "INVALID_ARGUMENT"}
+        relay.post(hop("e"))
+        assert (await relay.all_of(5))["e"] == "ok", "the stream continues"
         assert service.streams == 1
 
 
-async def test_one_receipt_acknowledges_many_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_ack_settles_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1.0]
     monkeypatch.setattr(relays, "monotonic", lambda: clock[0])
     async with relay_to(take) as (service, relay):
-        service.spares, heard = True, Heard(relay)
-        heard.send(hop("first"))
-        await heard.all_of(1)
-        heard.send(hop("small"))
-        await eventually(lambda: len(service.parcels) == 2)
-        heard.send(hop("large", payload=relays.RECEIPT_BYTES))
-        await heard.all_of(3)
-        heard.send(hop("last"))
-        await eventually(lambda: len(service.parcels) == 4)
+        service.spares = True
+        relay.post(hop("first"))
+        await relay.all_of(1)
+        relay.post(hop("small"))
+        await eventually(lambda: len(service.batches) == 2)
+        relay.post(hop("large", payload=relays.ACK_BYTES))
+        await relay.all_of(3)
+        relay.post(hop("last"))
+        await eventually(lambda: len(service.batches) == 4)
         clock[0] += 2 * relay.hop_timeout_s / relays.TICKS
         relay._tick()
-        assert set((await heard.all_of(4)).values()) == {"ok"}
+        assert set((await relay.all_of(4)).values()) == {"ok"}
     assert service.sessions == [["first"], ["small"], ["large"], ["last"], []]
-    assert [parcel.quiet for parcel in service.parcels] == [False, True, False, True, False]
+    assert [batch.quiet for batch in service.batches] == [False, True, False, True, False]
 
 
-async def test_a_receipt_that_makes_no_sense_settles_nothing_twice() -> None:
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        receipt = stage_pb2.Ack(number=parcel.number if parcel.hops[0].session != "a" else 77)
-        receipt.rejections.add(index=9, code=4711, message="?")
-        return receipt
+async def test_an_invalid_ack_settles_no_hop_twice() -> None:
+    async def answer(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
+        ack = stage_pb2.Ack(number=batch.number if batch.hops[0].session != "a" else 77)
+        ack.rejections.add(index=9, code=4711, message="?")
+        return ack
 
     async with relay_to(answer) as (_, relay):
-        heard = Heard(relay)
-        heard.send(hop("a", left_s=0.2))
-        await heard.all_of(1)
-        heard.send(hop("b"))
-        assert await heard.all_of(2) == {"a": "DEADLINE_EXCEEDED", "b": "ok"}
+        relay.post(hop("a", left_s=0.2))
+        await relay.all_of(1)
+        relay.post(hop("b"))
+        assert await relay.all_of(2) == {"a": "DEADLINE_EXCEEDED", "b": "ok"}
 
 
-async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_batch_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "BATCH_BYTES", 10_000)
 
     async with relay_to(take) as (service, relay):
-        heard = Heard(relay)
-        for name in "abcdefg":
-            heard.send(hop(name, payload=4_000))
-        heard.send(hop("large", payload=30_000))
-        heard.send(hop("last"))
-        assert set((await heard.all_of(9)).values()) == {"ok"}
+        relay.post(*(hop(name, payload=4_000) for name in "abcdefg"))
+        relay.post(hop("large", payload=30_000), hop("last"))
+        assert set((await relay.all_of(9)).values()) == {"ok"}
         assert service.sessions == [["a", "b", "c"], ["d", "e", "f"], ["g", "large"], ["last"]]
 
 
@@ -148,7 +137,7 @@ async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyP
     ],
     ids=["fast", "4 Mbit/s", "slow", "small messages"],
 )
-async def test_a_new_link_is_opened_up_as_far_as_it_is_quick(
+async def test_a_new_link_is_warmed_as_far_as_its_speed_allows(
     monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, message_bytes: int, sent: list[int]
 ) -> None:
     async with relay_to(take) as (service, relay):
@@ -158,73 +147,69 @@ async def test_a_new_link_is_opened_up_as_far_as_it_is_quick(
         assert service.warmed == sent
 
 
-async def test_hops_without_a_receipt_are_settled_once_when_the_stream_breaks() -> None:
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        if parcel.number == 1:
+async def test_hops_without_an_ack_fail_once_when_the_stream_breaks() -> None:
+    async def answer(context: Any, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
+        if batch.number == 1:
             return stage_pb2.Ack(number=1)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
         raise AssertionError
 
     async with relay_to(answer) as (_, relay):
-        heard = Heard(relay)
-        heard.send(hop("before"))
-        await heard.all_of(1)
-        heard.send(hop("a"))
-        heard.send(hop("b"))
-        codes = await heard.all_of(3)
+        relay.post(hop("before"))
+        await relay.all_of(1)
+        relay.post(hop("a"), hop("b"))
+        codes = await relay.all_of(3)
         assert codes == {"before": "ok", "a": "UNAVAILABLE", "b": "UNAVAILABLE"}
-        assert all("cannot be reached (going down)" in refusal.message for _, refusal in heard.told if refusal)
+        assert all("cannot be reached (going down)" in refusal.message for _, refusal in relay.told if refusal)
 
 
 @pytest.mark.parametrize("how", ["abort", "end"])
-async def test_after_a_broken_stream_the_next_hop_opens_a_new_one(how: str) -> None:
+async def test_the_next_hop_after_a_broken_stream_opens_a_new_one(how: str) -> None:
     """And arrives: nothing of the old stream takes it."""
 
     class Breaking(Answering):
-        async def Push(self, parcels: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
+        async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
             self.streams += 1
-            async for parcel in parcels:
-                self.parcels.append(parcel)
+            async for batch in batches:
+                self.batches.append(batch)
                 if self.streams < 3 and how == "abort":
                     await context.abort(grpc.StatusCode.CANCELLED, "going down")
                 if self.streams < 3:
                     return
-                yield stage_pb2.Ack(number=parcel.number)
+                yield stage_pb2.Ack(number=batch.number)
 
     async with relay_to(Breaking(take)) as (service, relay):
-        heard = Heard(relay)
         for i, name in enumerate("abcd"):
-            heard.send(hop(name))
-            codes = await asyncio.wait_for(heard.all_of(i + 1), 10)
+            relay.post(hop(name))
+            codes = await asyncio.wait_for(relay.all_of(i + 1), 10)
         assert codes == {"a": "UNAVAILABLE", "b": "UNAVAILABLE", "c": "ok", "d": "ok"}
         assert service.sessions == [["a"], ["b"], ["c"], ["d"]]
 
 
-async def test_a_hop_that_expired_before_it_left_does_not_leave() -> None:
+async def test_an_expired_hop_is_not_sent() -> None:
     """Nobody listens yet, so that the stream cannot open before the first hop is late."""
     async with relay_to(take) as (service, relay):
-        heard, server = Heard(relay), new_server()
+        server = new_server()
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         await service.server.stop(0)
-        heard.send(hop("late", left_s=0.1))
-        assert await heard.all_of(1) == {"late": "DEADLINE_EXCEEDED"}
+        relay.post(hop("late", left_s=0.1))
+        assert await relay.all_of(1) == {"late": "DEADLINE_EXCEEDED"}
         server.add_insecure_port(relay.address)
         await server.start()
-        heard.send(hop("next"))
-        assert await heard.all_of(2) == {"late": "DEADLINE_EXCEEDED", "next": "ok"}
+        relay.post(hop("next"))
+        assert await relay.all_of(2) == {"late": "DEADLINE_EXCEEDED", "next": "ok"}
         assert ["next"] in [[name for name in names if name != "late"] for names in service.sessions]
         await server.stop(0)
 
 
 @pytest.mark.parametrize("arrived", [True, False], ids=["under way", "not sent yet"])
-async def test_closing_settles_what_is_open(arrived: bool) -> None:
+async def test_closing_fails_hops_under_way(arrived: bool) -> None:
     async with relay_to(hang) as (service, relay):
-        heard = Heard(relay)
-        heard.send(hop("a"))
-        await eventually(lambda: service.parcels or not arrived)
-        heard.send(hop("b"))
+        relay.post(hop("a"))
+        await eventually(lambda: service.batches or not arrived)
+        relay.post(hop("b"))
         await relay.close()
-        assert await asyncio.wait_for(heard.all_of(2), 5) == {"a": "UNAVAILABLE", "b": "UNAVAILABLE"}
+        assert await asyncio.wait_for(relay.all_of(2), 5) == {"a": "UNAVAILABLE", "b": "UNAVAILABLE"}
 
 
 async def test_a_link_in_use_is_kept_warm_with_small_messages() -> None:
@@ -236,7 +221,7 @@ async def test_a_link_in_use_is_kept_warm_with_small_messages() -> None:
 
 
 @pytest.mark.parametrize("by", ["the router", "a hop"])
-async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+async def test_an_idle_link_is_not_warmed_until_it_is_used(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     monkeypatch.setattr(relays, "IDLE_AFTER_S", 0.0)
     monkeypatch.setattr(relays, "IDLE_PAUSE_S", 3600.0)
     async with relay_to(take) as (service, relay):
@@ -256,7 +241,7 @@ async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("answer", "says"), [(aborting(FULL), "refused: tokyo has 64 hops"), (crash, "boom")])
-async def test_why_a_call_that_was_to_last_was_lost(answer: Any, says: str) -> None:
+async def test_a_lost_stream_is_reported_with_its_cause(answer: Any, says: str) -> None:
     async with relay_to(answer) as (_, relay):
         call = relay.stub.Push()
         await call.write(stage_pb2.HopBatch(hops=[hop()]))

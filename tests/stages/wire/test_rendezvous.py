@@ -26,7 +26,7 @@ from tests.stages.wire.conftest import reach, running
 GUESSES = 10_000
 
 
-async def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
+async def test_a_ticket_admits_one_machine_and_a_refusal_gives_the_reason(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         invitations = run.rendezvous.run.invitations
         _, secret = invitations.add(1, 1)
@@ -58,7 +58,7 @@ async def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
         assert (renewed.secret, renewed.authority) == ("", joined.authority)
 
 
-async def test_ten_thousand_guesses_are_refused_and_counted_and_leave_nothing(
+async def test_ten_thousand_guessed_tickets_are_refused_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stranger:
@@ -93,7 +93,7 @@ async def test_ten_thousand_guesses_are_refused_and_counted_and_leave_nothing(
         assert (await run.enrol(tmp_path / "m", secret, "m")).name == "m"
 
 
-async def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp_path: Path) -> None:
+async def test_a_leaving_machine_can_still_be_reached(tmp_path: Path) -> None:
     async with running(tmp_path, a=True, b=True) as run:
         run.rendezvous.neighbours = {"a": {"b"}}
         await run.machines["b"].leave()
@@ -106,7 +106,7 @@ async def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp
     assert "b is leaving" in run.said
 
 
-async def test_a_machine_that_was_let_go_ends(
+async def test_a_removed_machine_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
@@ -124,7 +124,7 @@ async def test_a_machine_that_was_let_go_ends(
         await links.close()
 
 
-async def test_a_job_of_another_thread_runs_on_the_loop_that_is_there(tmp_path: Path) -> None:
+async def test_a_job_of_another_thread_runs_on_the_rendezvous_s_loop(tmp_path: Path) -> None:
     async def where() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
@@ -132,7 +132,7 @@ async def test_a_job_of_another_thread_runs_on_the_loop_that_is_there(tmp_path: 
         assert await asyncio.to_thread(asyncio.run, run.rendezvous.here(where())) is asyncio.get_running_loop()
 
 
-async def test_a_machine_says_that_no_rendezvous_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_machine_reports_that_no_rendezvous_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
         links = MachineLinks("a", there.tls, ["127.0.0.1:1", "127.0.0.1:2"], "unknown", there.own, tuple)
@@ -142,7 +142,7 @@ async def test_a_machine_says_that_no_rendezvous_answers(tmp_path: Path, caplog:
         await links.close()
 
 
-async def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tmp_path: Path) -> None:
+async def test_a_second_attendance_ends_the_first_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
     async with running(tmp_path, a=True, b=True) as run:
         run.rendezvous.neighbours = {"a": {"b"}}
         proxy, own = await LinkProxy(run.rendezvous.dial).open(), run.rendezvous.machines["b"]

@@ -11,7 +11,7 @@ from stages.v1 import stage_pb2
 from stages.wire.status import MAX_CHARACTERS, StatusError, invalid, made_printable
 
 
-def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:
+def test_a_long_message_is_truncated() -> None:
     refusal = invalid("x" * 10_000_000)
     assert refusal.message == str(refusal) == "x" * MAX_CHARACTERS + " ..."
     assert invalid("x" * MAX_CHARACTERS).message == "x" * MAX_CHARACTERS
@@ -20,7 +20,7 @@ def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:
 EVIL, TAMED = "a\x1b[2J\nERROR all is lost\u202e", "a�[2J ERROR all is lost�"
 
 
-def test_what_another_machine_says_is_printable() -> None:
+def test_text_from_another_machine_is_made_printable() -> None:
     assert StatusError(grpc.StatusCode.INTERNAL, EVIL).message == TAMED
     told = stage_pb2.DescribeResponse(name=EVIL, blocks=[1], not_ready_reason=EVIL)
     told.links.add(problem=EVIL)
@@ -40,7 +40,7 @@ class Over:
         raise grpc.aio.InternalError("Failed to execute the batch")
 
 
-def test_nobody_is_told_when_the_call_is_over() -> None:
+def test_aborting_a_finished_call_cancels_its_handler() -> None:
     over: Any = Over()
     refusal = StatusError.numbered(0, "no")
     assert refusal.code is grpc.StatusCode.UNKNOWN, "nobody refuses with OK"

@@ -21,13 +21,13 @@ hosts.validate()  # imports now: in a test, Python 3.11.2 may fail to parse besi
     st.from_regex("[0-9a-f]{64}", fullmatch=True),
     st.from_regex("[A-Za-z0-9_-]{1,43}", fullmatch=True),
 )
-def test_a_ticket_comes_back(addresses: list[str], fingerprint: str, secret: str) -> None:
+def test_a_ticket_is_parsed_as_it_was_written(addresses: list[str], fingerprint: str, secret: str) -> None:
     ticket = Ticket(tuple(addresses), fingerprint, secret)
     assert Ticket.parse(f"  {ticket.text()}\n") == ticket
 
 
 @given(st.integers(len(PREFIX), len(TICKET.text()) - 1), st.characters(codec="utf-8"))
-def test_a_ticket_with_another_letter_is_damaged(at: int, letter: str) -> None:
+def test_a_ticket_with_one_changed_letter_is_refused(at: int, letter: str) -> None:
     text = TICKET.text()
     changed = text[:at] + letter + text[at + 1 :]
     if changed[:-1] == text[:-1]:
@@ -37,7 +37,7 @@ def test_a_ticket_with_another_letter_is_damaged(at: int, letter: str) -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_text_is_a_ticket_by_chance(text: str) -> None:
+def test_arbitrary_text_is_not_a_ticket(text: str) -> None:
     for tried in (text, PREFIX + text):
         with pytest.raises(InputError):
             Ticket.parse(tried)
@@ -50,12 +50,12 @@ A_PATH = Ticket(TICKET.addresses, "../" * 21 + "x", "s").text()
     "text",
     ["onesweep", "hello", PREFIX, PREFIX + "A" * MAX_CHARACTERS, TICKET.text()[:-4], TICKET.text().upper(), A_PATH],
 )
-def test_what_is_no_ticket_is_refused(text: str) -> None:
+def test_an_invalid_ticket_is_refused_with_the_reason(text: str) -> None:
     with pytest.raises(InputError, match=r"damaged|not a ticket"):
         Ticket.parse(text)
 
 
-def test_an_invitation_ends_with_its_uses_its_date_or_its_maker(tmp_path: Path) -> None:
+def test_an_invitation_expires_after_its_uses_its_date_or_revocation(tmp_path: Path) -> None:
     invitations, now = Invitations(tmp_path / "invitations.json"), time.time()
     made, secret = invitations.add(uses=2, days=1)
     assert secret not in (tmp_path / "invitations.json").read_text()

@@ -1,4 +1,4 @@
-"""Who gets through to a stage server, and what is said of a handshake that fails."""
+"""TLS of stage servers: certificates, and errors of failed handshakes."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from tests.stages.fake_stage_server import PATIENT_S, NewPki, describe, refusal,
 
 
 @pytest.mark.parametrize(("listen", "dial"), [("127.0.0.1", ""), ("[::1]", ""), ("127.0.0.1", "localhost")])
-def test_hosts_and_routers_get_through(new_pki: NewPki, listen: str, dial: str) -> None:
+def test_hosts_and_routers_connect(new_pki: NewPki, listen: str, dial: str) -> None:
     pki = new_pki("a")
     for tls in (pki.issue(HOST, "tokyo"), pki.issue(ROUTER, "router")):
         assert with_relay(pki.issue(HOST, "paris", force=True), tls, describe, listen, dial) == "paris"
@@ -76,13 +76,13 @@ def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Si
     ],
     ids=["expired", "other authority"],
 )
-def test_what_nobody_would_take_is_not_shown_at_all(new_pki: NewPki, sides: Sides, says: str) -> None:
+def test_an_unusable_certificate_is_refused_before_the_handshake(new_pki: NewPki, sides: Sides, says: str) -> None:
     server_tls, tls = sides(new_pki("a"), new_pki("b"))
     with pytest.raises(InputError, match=says):
         with_relay(server_tls, tls, describe)
 
 
-def test_a_connection_that_breaks_later_is_no_handshake() -> None:
+def test_a_connection_lost_later_is_not_a_handshake_error() -> None:
     assert handshake_problem("Socket closed", Security()) == ""
     assert handshake_problem("failed to connect to all addresses; last error: Connection refused", Security()) == ""
 
@@ -109,7 +109,7 @@ def broken(tls: Tls, how: str) -> Tls:
         ("damaged", r"paris\.pem and .*paris\.key cannot be used"),
     ],
 )
-def test_files_that_cannot_be_used(new_pki: NewPki, how: str, says: str) -> None:
+def test_unusable_certificate_files_are_refused(new_pki: NewPki, how: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         broken(new_pki("a").issue(HOST, "paris"), how).read()
 
@@ -128,7 +128,7 @@ def test_a_server_needs_a_certificate_of_its_role_and_its_own_key(new_pki: NewPk
 
 
 # Certificates that change under a running server.
-def test_a_running_server_takes_a_new_certificate(new_pki: NewPki, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_running_server_loads_a_new_certificate(new_pki: NewPki, caplog: pytest.LogCaptureFixture) -> None:
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     caplog.set_level(logging.INFO)
@@ -166,7 +166,7 @@ async def until_described(relay: Relay) -> str:
             await asyncio.sleep(0.05)
 
 
-def test_a_relay_shows_its_new_certificate(new_pki: NewPki, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_presents_its_new_certificate(new_pki: NewPki, monkeypatch: pytest.MonkeyPatch) -> None:
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     with monkeypatch.context() as patch:
@@ -187,8 +187,8 @@ def test_a_relay_shows_its_new_certificate(new_pki: NewPki, monkeypatch: pytest.
         assert with_relay(paris, tokyo, story) == "paris"
 
 
-def test_a_new_authority_ends_the_old_certificates(new_pki: NewPki) -> None:
-    """How a key that was stolen is shut out: hosts get a new authority, and certificates of it."""
+def test_certificates_of_a_replaced_authority_are_refused(new_pki: NewPki) -> None:
+    """A stolen key is shut out by a new authority on all hosts, with certificates of it."""
     pki, other = new_pki("a"), new_pki("b")
     paris, thief = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     fresh = other.issue(HOST, "paris")

@@ -1,4 +1,4 @@
-"""Which token a command shows, and to whom."""
+"""The token that a command sends, and the files of secrets."""
 
 import argparse
 import errno
@@ -15,7 +15,7 @@ from stages.wire.tokens import token_of
 HERE, AWAY = "127.0.0.1:7800", "10.8.0.9:7800"
 
 
-def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_of_the_environment_is_not_sent_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     parser = argparse.ArgumentParser()
     add_token_options(parser)
@@ -25,7 +25,7 @@ def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch:
     assert token_of(options, AWAY, None) == ""
 
 
-def test_a_secret_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
     with pytest.raises(InputError, match=r"cannot write .*: No space left") as caught:
         write_file(tmp_path / "token", b"secret")

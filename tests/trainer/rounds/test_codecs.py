@@ -76,19 +76,19 @@ def test_any_bytes_are_decoded_or_refused(codec: TensorCodec, data: st.DataObjec
 
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_does_not_travel(codec: TensorCodec, bad: float) -> None:
+def test_non_finite_numbers_are_not_encoded(codec: TensorCodec, bad: float) -> None:
     with pytest.raises(CodecError, match="a has non-finite numbers"):
         codec.encode({"a": torch.tensor([1.0, bad])})
 
 
-def test_int8_is_half_a_step_away_at_most_in_each_row() -> None:
+def test_int8_is_off_by_at_most_half_a_step_in_each_row() -> None:
     values = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 5)[:, None]
     decoded = CODECS["int8"].decode(CODECS["int8"].encode({"a": values}), {"a": (5, 40)})["a"]
     steps = values.abs().amax(dim=1, keepdim=True) / 127
     assert bool(((decoded - values).abs() <= steps * 0.5001).all())
 
 
-def test_e3m0_takes_the_nearest_of_its_fifteen_values() -> None:
+def test_e3m0_rounds_to_the_nearest_of_its_fifteen_values() -> None:
     values = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
     codec = CODECS["e3m0"]
     decoded = codec.decode(codec.encode({"a": values}), {"a": (3, 100)})["a"].reshape(-1)
@@ -101,7 +101,7 @@ def test_e3m0_takes_the_nearest_of_its_fifteen_values() -> None:
 
 
 @pytest.mark.parametrize("name", [codec.name for codec in ALL if codec.name not in SPARSE])
-def test_with_error_feedback_what_arrives_adds_up(name: CodecName) -> None:
+def test_error_feedback_makes_decoded_updates_add_up(name: CodecName) -> None:
     """Sum of what was sent = sum of what arrived + what is still carried."""
     carried, sent, arrived = Tensors(), torch.zeros(4, 50), torch.zeros(4, 50)
     generator = torch.Generator().manual_seed(0)
@@ -115,7 +115,7 @@ def test_with_error_feedback_what_arrives_adds_up(name: CodecName) -> None:
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_a_sparse_codec_leaves_the_rest_in_the_workers_weights(name: CodecName) -> None:
+def test_a_sparse_codec_leaves_the_rest_in_the_weights_of_the_worker(name: CodecName) -> None:
     """One worker alone: base - carried is where it went, to the last, and the last update sends most of the rest."""
     settings = RoundSettings(codec=name, rounds=30)
     carried, base, local = {"a": torch.zeros(8, 50)}, {"a": torch.zeros(8, 50)}, {"a": torch.zeros(8, 50)}
@@ -131,7 +131,7 @@ def test_a_sparse_codec_leaves_the_rest_in_the_workers_weights(name: CodecName) 
 
 @pytest.mark.parametrize("shape", [(3, 4096), (100, 100), (50,), (4097,), (0, 4), (1,)])
 @pytest.mark.parametrize(("name", "group", "levels"), [("top32", 32, 3), ("top7", 7, 2)])
-def test_the_largest_number_of_each_group_travels(name: CodecName, group: int, levels: int, shape: Any) -> None:
+def test_the_largest_number_of_each_group_is_sent(name: CodecName, group: int, levels: int, shape: Any) -> None:
     codec, values = CODECS[name], torch.randn(shape, generator=torch.Generator().manual_seed(0))
     values.reshape(-1)[:group] = 0
     found = codec.decode(codec.encode({"a": values}), {"a": shape})["a"].reshape(-1)

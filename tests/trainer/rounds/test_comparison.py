@@ -70,12 +70,12 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
         ("seed=1", "unknown setting 'seed'"),
     ],
 )
-def test_what_cannot_be_varied_is_said(vary: str, message: str) -> None:
+def test_an_invalid_variant_is_refused(vary: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         variants(tiny, [vary])
 
 
-def test_one_place_reads_what_all_replicas_read() -> None:
+def test_the_pooled_variant_reads_the_text_of_all_replicas() -> None:
     config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8"))
     alone, rounds = variants(config, [], one_place=True)
     assert (alone.name, alone.pooled, alone.config.sequences) == ("one place", 3, 3 * tiny.sequences)
@@ -83,7 +83,7 @@ def test_one_place_reads_what_all_replicas_read() -> None:
     assert rounds.config == config
 
 
-def test_fates_are_drawn_in_the_shares_that_were_asked_for() -> None:
+def test_updates_are_late_or_lost_in_the_configured_shares() -> None:
     fleet = SimulatedWorkers(in_time=0.6, lost=0.2)
     fates = [fleet.fate(0, "p", f"w-{i}") for i in range(2000)]
     assert fates == [fleet.fate(0, "p", f"w-{i}") for i in range(2000)]

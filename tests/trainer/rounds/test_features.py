@@ -38,7 +38,7 @@ def test_features_of_a_step_travel_in_int8() -> None:
         form.decode(payload[:-1])
 
 
-def test_the_engine_is_a_loop_written_out_by_hand() -> None:
+def test_the_engine_matches_a_loop_written_out_by_hand() -> None:
     """Each step goes through all parts; what the one before made in the same step is what a part reads."""
     spec = RunSpec.of(fed, corpus)
     engine = Simulation(spec, corpus, SimulatedWorkers())
@@ -64,14 +64,14 @@ def test_the_engine_is_a_loop_written_out_by_hand() -> None:
         assert all(torch.equal(weights[key], tensor) for key, tensor in versions[name].items())
 
 
-def test_parts_work_at_the_same_time() -> None:
+def test_parts_train_at_the_same_time() -> None:
     """A round of three parts lasts its steps, and two more until the last part has what it reads."""
     fleet = SimulatedWorkers(step_s=100.0, latency_s=0.001)
     traffic = Simulation(RunSpec.of(fed, corpus), corpus, fleet).run()
     assert traffic.seconds == pytest.approx(ROUNDS * (STEPS + 2) * 100, abs=5)
 
 
-def test_a_stage_that_is_fed_has_no_copies_of_those_before_it() -> None:
+def test_a_stage_that_reads_features_has_no_copies_of_earlier_stages() -> None:
     spec = RunSpec.of(fed, corpus)
     held = [list(spec.task(index, corpus, 0).copies) for index in range(3)]
     assert held == [["stage-1", "stage-2"], ["stage-2"], []]

@@ -1,4 +1,4 @@
-"""Scores: who is left out of a merge, who is kept, and what a voter's record does."""
+"""Scores: updates that a merge leaves out or keeps, and the record of a voter."""
 
 import math
 from collections import Counter
@@ -49,7 +49,7 @@ def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
 
 @pytest.mark.parametrize("lie", [0.0, 0.01, -1.0, -3.0, -9.0])
 @pytest.mark.parametrize("honest", [(1.0, 1.0), (1.0,)])
-def test_a_liar_is_left_out_and_named(lie: float, honest: Sequence[float]) -> None:
+def test_a_harmful_update_is_left_out_and_its_voter_named(lie: float, honest: Sequence[float]) -> None:
     ours, without = ledger(replicas=len(honest) + 1), ledger(replicas=len(honest))
     merged = play(ours, *honest, lie)
     play(without, *honest)
@@ -60,7 +60,7 @@ def test_a_liar_is_left_out_and_named(lie: float, honest: Sequence[float]) -> No
     assert ours.store.records()[-1]["scores"][liar]["harmful"] is (lie <= 0)
 
 
-def test_the_honest_are_kept_and_two_that_lie_alike_are_not() -> None:
+def test_honest_updates_are_kept_and_two_equal_harmful_ones_are_not() -> None:
     assert play(ledger(), 1.0, 1.0, 1.0).left_out == ()
     assert play(ledger(), 1.0, -2.0, -2.0).updates == ("w0-0",)
     ours = ledger()
@@ -89,7 +89,9 @@ def well(batch: int, x: float, y: float = 0.0) -> float:
         (lambda i, x, y: math.nan if y and i == 3 else -x, [(1.0, 0.0), (1.0, 1.0)], "+!"),
     ],
 )
-def test_a_merge_is_taken_apart(loss: Callable[..., float], ways: Sequence[Sequence[float]], verdicts: str) -> None:
+def test_updates_are_scored_one_by_one_and_together(
+    loss: Callable[..., float], ways: Sequence[Sequence[float]], verdicts: str
+) -> None:
     """`+` is kept, `!` harmful. Only the first voter has a record."""
     shares = {str(voter): Share(1.0, {"x": -torch.tensor(way)}) for voter, way in enumerate(ways)}
     found = admit(
@@ -102,7 +104,7 @@ def test_a_merge_is_taken_apart(loss: Callable[..., float], ways: Sequence[Seque
     assert "".join("+" if s.kept else "!" if s.harmful else "-" for s in found.values()) == verdicts
 
 
-def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
+def test_a_record_grows_slowly_falls_at_once_and_ends_in_expulsion() -> None:
     good, harmful, idle = ({"kept": i == 0, "harmful": i == 1} for i in range(3))
     ours = Reputation()
     for _ in range(2 * FULL_RECORD):
@@ -117,7 +119,7 @@ def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
     assert ours.expelled == {"old"}
 
 
-def test_a_restart_knows_every_record_and_makes_the_same_weights(tmp_path: Path) -> None:
+def test_a_restarted_ledger_has_every_record_and_makes_the_same_weights(tmp_path: Path) -> None:
     whole, rounds = ledger(), MAX_STRIKES + 2
     play(whole, 1.0, 1.0, -3.0, rounds=rounds)
     for _ in range(rounds):
@@ -136,7 +138,7 @@ def test_a_restart_knows_every_record_and_makes_the_same_weights(tmp_path: Path)
     assert any("contradicts the score of w2-4" in problem for problem in audit(tmp_path).problems)
 
 
-def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
+def test_the_simulation_expels_a_harmful_worker_and_continues() -> None:
     config = replace(tiny, rounds=RoundSettings(rounds=6, steps_per_round=4, replicas=2, robust="scored"))
     config = replace(config, architecture=replace(tiny.architecture, parts=1, layers=1))
     engine = Simulation(RunSpec.of(config, corpus), corpus, SimulatedWorkers(lie=-3.0))
@@ -147,7 +149,7 @@ def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
     assert not any(name.startswith("block-0-1") for record in records for name in record["updates"])
 
 
-def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
+def test_a_stage_is_scored_with_the_copies_its_workers_used() -> None:
     # The updates of the stages differ in size: a round of one begins before another's has ended.
     rounds = RoundSettings(model="scorer", rounds=2, steps_per_round=1, deadline_s=0, context_by="copies")
     spec, equal = RunSpec.of(replace(tiny, rounds=replace(rounds, robust="scored")), corpus), Counter[str]()
@@ -167,7 +169,7 @@ def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
     assert equal == dict.fromkeys(spec.parts, rounds.rounds * rounds.replicas)
 
 
-def test_what_a_round_began_with_outlasts_a_restart() -> None:
+def test_versions_at_the_start_of_a_round_survive_a_restart() -> None:
     settings, store, begun = RoundSettings(replicas=1), Store(), {"a": tensors(0), "b": tensors(1)}
     ours = Ledger(settings, begun, store, "run")
     ours.begin("b", 1.0)

@@ -8,7 +8,6 @@ import torch
 
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import RoundSettings, TrainingConfig
-from trainer.blocks.data import Corpus
 from trainer.blocks.run import OptimizerSet, train_step
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import load, subtract, trainable
@@ -20,9 +19,9 @@ EXACT = {"codec": "fp32", "down_codec": "fp32"}
 LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline_s": 0, **EXACT}
 
 
-def make(tiny: TrainingConfig, corpus: Corpus, fleet: SimulatedWorkers | None = None, **rounds: Any) -> Simulation:
+def make(config: TrainingConfig, fleet: SimulatedWorkers | None = None, **rounds: Any) -> Simulation:
     settings = RoundSettings(**{**LOCKSTEP, **rounds})
-    return Simulation(RunSpec.of(replace(tiny, rounds=settings), corpus), corpus, fleet or SimulatedWorkers())
+    return Simulation(RunSpec.of(replace(config, rounds=settings), corpus), corpus, fleet or SimulatedWorkers())
 
 
 # One part, so that what is about time costs little.
@@ -30,8 +29,8 @@ small = replace(tiny, architecture=replace(tiny.architecture, parts=1, layers=1)
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(1.0, 0.0), (0.7, 0.9)])
-def test_it_is_diloco_bit_for_bit(rate: float, momentum: float) -> None:
-    engine = make(tiny, corpus, outer_rate=rate, outer_momentum=momentum)
+def test_the_simulation_is_diloco_bit_for_bit(rate: float, momentum: float) -> None:
+    engine = make(tiny, outer_rate=rate, outer_momentum=momentum)
     engine.run()
 
     config = replace(tiny, steps=6)
@@ -62,7 +61,7 @@ def test_the_same_run_gives_the_same_bits() -> None:
     fleet = SimulatedWorkers(in_time=0.6, lost=0.2, slowness=(1.0, 3.0))
     runs = []
     for _ in range(2):
-        engine = make(small, corpus, fleet, model="ar", deadline_s=600.0, rounds=5, codec="e3m0", down_codec="int8")
+        engine = make(small, fleet, model="ar", deadline_s=600.0, rounds=5, codec="e3m0", down_codec="int8")
         traffic = engine.run()
         runs.append(([digest(weights) for weights in engine.published().values()], traffic))
     assert runs[0] == runs[1]
@@ -71,7 +70,7 @@ def test_the_same_run_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("model", ["chain", "scorer", "ar"])
 def test_every_model_is_trained_and_measured(model: str) -> None:
     config = replace(tiny, architecture=replace(tiny.architecture, layers=1))
-    engine = make(config, corpus, model=model, rounds=2)
+    engine = make(config, model=model, rounds=2)
     begin = engine.published()
     engine.run()
     assert all(digest(begin[name]) != digest(weights) for name, weights in engine.published().items())
@@ -80,7 +79,7 @@ def test_every_model_is_trained_and_measured(model: str) -> None:
     assert (engine.traffic.copies_bytes > 0) == (model == "scorer")
 
 
-def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
+def test_replicas_read_different_text_and_the_pooled_corpus_all_of_it() -> None:
     assert replica_seed(5, 0) == 5
     assert len({replica_seed(5, i) for i in range(50)} | {replica_seed(6, i) for i in range(1, 50)}) == 99
     pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, replicas=2)
@@ -89,5 +88,5 @@ def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
 
 
 def test_a_lockstep_round_does_not_wait_for_an_update_that_was_refused() -> None:
-    engine = make(small, corpus, SimulatedWorkers(lie=-200), model="ar", replicas=3)
+    engine = make(small, SimulatedWorkers(lie=-200), model="ar", replicas=3)
     assert engine.run().updates == {"in time": 6, "refused": 3}

@@ -146,14 +146,14 @@ if __name__ == "__main__":
 
 
 CHANGES = 60
-"""Of the disk in one run, at least."""
+"""Changes of the disk in one run, at least."""
 KILL_EVERY, KILLS = (1, 200) if os.environ.get("ONESWEEP_KILLS") == "all" else (6, 20)
 WITHIN_S = 500.0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_any_moment_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_moment_ends_in_the_same_weights(tmp_path: Path) -> None:
     """A process dies before a change of the disk and again a little later, or at any instruction."""
     found = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path / "rounds"), str(KILL_EVERY), str(KILLS)],
@@ -181,7 +181,7 @@ def fill(directory: Path, rounds: int = 2) -> str:
         return digest(ledger.weights("p"))
 
 
-def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
+def test_a_stored_run_is_resumed(tmp_path: Path) -> None:
     before = fill(tmp_path)
     with open_store(tmp_path) as store:
         ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run", now_s=1000.0)
@@ -203,7 +203,7 @@ def own_digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def test_a_reader_of_its_own_finds_every_update_once_and_so_does_the_command(
+def test_an_independent_reader_and_the_command_find_every_update_once(
     tmp_path: Path, onesweep: Callable[..., Any]
 ) -> None:
     fill(tmp_path)
@@ -241,7 +241,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
                 begun(store)
 
 
-def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_accepted_update(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         ledger = begun(store)
         ledger.accept(update(0, 0), 1.0)
@@ -257,7 +257,7 @@ def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
     assert audit(tmp_path).problems == []
 
 
-def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
+def test_a_damaged_database_or_file_is_reported(tmp_path: Path) -> None:
     fill(tmp_path / "lost")
     (tmp_path / "lost" / DATABASE).write_bytes(b"")
     with open_store(tmp_path / "lost") as store, pytest.raises(ResumeError, match="no events, but next to it"):
@@ -287,7 +287,7 @@ def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
         audit(tmp_path / "locked")
 
 
-def test_the_database_takes_nothing_twice(tmp_path: Path) -> None:
+def test_the_database_refuses_duplicates(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         ledger = begun(store)
         ledger.accept(update(0, 0), 1.0), ledger.accept(update(0, 1), 1.0)
@@ -312,14 +312,14 @@ CLOSED = {"kind": "closed", "part": "p", "round": 0, "updates": [], "sha256": ""
         ({**CLOSED, "updates": ["x"]}, "round 0 of p merged x, which had not been accepted"),
     ],
 )
-def test_the_audit_knows_the_rules(tmp_path: Path, record: dict[str, Any], problem: str) -> None:
+def test_the_audit_finds_events_that_break_the_rules(tmp_path: Path, record: dict[str, Any], problem: str) -> None:
     with open_store(tmp_path) as store:
         begun(store)
         store.commit(record)
     assert problem in audit(tmp_path).problems
 
 
-def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folders_are_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As are those that a kill left behind before that."""
     directory, synced = tmp_path / "out" / "rounds", list[Path]()
     (directory / UPDATES / "p").mkdir(parents=True)

@@ -12,7 +12,7 @@ from trainer.rounds.merging import outer_step, votes
 from trainer.rounds.store import Share
 
 
-def test_nesterov_is_torchs() -> None:
+def test_nesterov_matches_torch() -> None:
     settings, momentum = RoundSettings(outer_rate=0.7, outer_momentum=0.9), Tensors()
     theta, begun = tensors(0), digest(tensors(1))
     theirs = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
@@ -44,7 +44,9 @@ def test_nesterov_is_torchs() -> None:
         ([10.0, 11.0, 12.0], [90.0] * 4, 100.0),  # never after the limit
     ],
 )
-def test_adaptive_is_a_quorum_and_a_grace(arrivals: list[float], past: list[float], closes: float) -> None:
+def test_a_round_closes_after_its_quorum_and_a_grace_period(
+    arrivals: list[float], past: list[float], closes: float
+) -> None:
     assert closes_at(RoundSettings(quorum=0.6, grace=2.0, deadline_s=100.0), arrivals, 5, past) == closes
 
 
@@ -52,7 +54,7 @@ def shares(*values: float) -> list[Share]:
     return [Share(2.0, {"a": torch.tensor([value, -value])}) for value in values]
 
 
-def test_a_vote_is_the_mean_of_its_updates_and_weighs_one_round() -> None:
+def test_a_vote_is_the_mean_of_its_updates_with_the_weight_of_one_round() -> None:
     one, two, three = shares(1.0, 4.0, 7.0)
     eve, bob = votes([("eve", one), ("bob", two), ("eve", three)], 3.0).values()
     assert (eve.weight, bob.weight) == (3.0, 2.0)

@@ -1,26 +1,13 @@
-"""Calls by hand to a coordinator: what they come to, and how they are refused."""
+"""Calls to a coordinator, made by hand."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import grpc
-import pytest
 
 from tests.conftest import PATIENCE_S
 from trainer.rounds.transfer import piece_at
 from trainer.v1 import rounds_pb2
 
 Start = Callable[..., Any]
-
-
-def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
-    def whole() -> None:
-        outcome = call()
-        list(outcome if hasattr(outcome, "__iter__") else ())
-
-    with pytest.raises(grpc.RpcError) as caught:
-        whole()
-    return caught.value.code(), caught.value.details()
 
 
 def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:

@@ -15,9 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from stages.wire.tokens import Keyring
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
@@ -27,8 +28,9 @@ from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.service import STORE, ledger_of, open_port
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import open_store
+from trainer.rounds.store import audit, open_store
 from trainer.rounds.worker import work
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -57,8 +59,28 @@ class Network:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended, and its last checkpoint is written."""
+        """True once the run has ended, and its last checkpoint is written."""
         return self.rounds.done()
+
+    def in_one_process(self) -> dict[str, Tensors]:
+        """Weights that a run of these settings has in the end without a network."""
+        engine = Simulation(self.spec, self.corpus, SimulatedWorkers())
+        engine.run()
+        return engine.published()
+
+    def check_weights(self) -> None:
+        """The run comes to its end, and its weights are those of one process."""
+        until(lambda: self.over)  # modules are drawn from one generator: nobody else may draw meanwhile
+        for part, expected in self.in_one_process().items():
+            found = self.ledger.weights(part)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+        assert audit(self.out / "rounds").problems == []
+
+    def check_audit(self, updates: int) -> None:
+        """So many updates were accepted, and all of them merged."""
+        found = audit(self.out / "rounds")
+        assert (found.problems, found.accepted, found.merged) == ([], updates, updates)
 
     def end(self) -> None:
         self.stop.set()

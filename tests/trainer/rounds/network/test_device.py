@@ -14,7 +14,6 @@ from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus, rounds_config
 from trainer.rounds.codecs import norm, subtract
 from trainer.rounds.parts import load_copies
-from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
 MIXED_TOLERANCE = 0.02
@@ -28,7 +27,7 @@ def test_a_device_has_one_of_three_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "there"), [(0, "no usable GPU"), (1, "one GPU, 0"), (2, "GPUs 0 to 1")])
-def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count: int, there: str) -> None:
+def test_a_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch, count: int, there: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert check_device("cpu") == "cpu"
@@ -39,7 +38,7 @@ def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, count:
 
 
 @pytest.mark.parametrize(("part", "rounds"), [(0, {"model": "scorer"}), (1, {}), (0, {"model": "ar"})])
-def test_nothing_of_a_lesson_stays_behind(part: int, rounds: dict[str, Any]) -> None:
+def test_training_uses_no_tensor_of_another_device(part: int, rounds: dict[str, Any]) -> None:
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
     config = replace(rounds_config, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
@@ -57,9 +56,7 @@ def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(network: Callable[..., A
         jobs = [pool.submit(net.work, f"{d}-{part}", part=part, device=d) for part, d in places]
         assert [job.result(PATIENCE_S) for job in jobs] == [3] * len(places)
     until(lambda: net.over)
-    engine = Simulation(net.spec, corpus, SimulatedWorkers())
-    engine.run()
-    for part, begin in engine.spec.initial().items():
-        expected = engine.published()[part]
-        missed, way = subtract(net.ledger.weights(part), expected), subtract(expected, begin)
+    begin = net.spec.initial()
+    for part, expected in net.in_one_process().items():
+        missed, way = subtract(net.ledger.weights(part), expected), subtract(expected, begin[part])
         assert norm(missed) <= MIXED_TOLERANCE * norm(way)

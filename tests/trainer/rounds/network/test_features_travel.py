@@ -1,4 +1,4 @@
-"""Features over real calls: the weights of one process, whoever is stopped, lost or away meanwhile."""
+"""Features over real calls: the weights of one process, also if workers stop or are replaced."""
 
 import threading
 from collections.abc import Iterator
@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from stages.errors import Interrupted
-from tests.conftest import PATIENCE_S, until
+from tests.conftest import PATIENCE_S, refused, until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.service import STORE
-from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit
 from trainer.rounds.transfer import piece_of
 from trainer.v1 import rounds_pb2
@@ -28,22 +27,13 @@ three = replace(scorer.architecture, parts=3, layers=1)
 larger = replace(scorer, architecture=three, rounds=replace(scorer.rounds, replicas=2))
 
 
-def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
-    engine = Simulation(net.spec, corpus, SimulatedWorkers())
-    engine.run()
-    for part, expected in engine.published().items():
-        assert all(torch.equal(net.ledger.weights(part)[name], tensor) for name, tensor in expected.items())
-    assert audit(net.out / "rounds").problems == []
-
-
 @pytest.mark.parametrize("config", [scorer, larger])
-def test_they_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
+def test_workers_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
     """At any speed, for each round begins when all have made the one before."""
     net, replicas = network(config), config.rounds.replicas
     parts = [part for part in range(config.architecture.parts) for _ in range(replicas)]
     assert net.work_together(*parts) == [3] * len(parts)
-    until(lambda: net.over)
-    expect_weights_of_one_process(net, corpus)
+    net.check_weights()
     kept = {path.name for path in (net.out / STORE / "features").iterdir()}
     assert all(int(name.rpartition("-")[2]) >= 1 for name in kept), "those of rounds long closed are removed"
 
@@ -67,7 +57,7 @@ def counted(stop: threading.Event | None = None) -> CountedCorpus:
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped: int) -> None:
+def test_a_worker_stopped_in_a_round_resumes_it(network: Start, stopped: int) -> None:
     net = network(scorer)
     texts = [counted(net.stop if i == stopped else None) for i in range(2)]
     steps = []
@@ -84,11 +74,10 @@ def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped:
         net.stop.clear()
         texts = [counted(), counted()]
     assert [first + second for first, second in zip(*steps, strict=True)] == [6, 6], "three rounds of two, none twice"
-    until(lambda: net.over)
-    expect_weights_of_one_process(net, corpus)
+    net.check_weights()
 
 
-def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
+def test_workers_that_take_over_train_the_whole_round(network: Start) -> None:
     """The state of both is lost in the middle of a round; features that had come are read again."""
     net = network(scorer)
     with ThreadPoolExecutor(2) as pool:
@@ -102,7 +91,7 @@ def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
+def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None:
     net = network(scorer)
     first = net.join("first", part=0)
 
@@ -114,9 +103,8 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
     made = bytes(range(200))
     answers = net.stub.Pass(passed(first.lease, [piece_of(made, 0)]), timeout=PATIENCE_S)
     assert next(answers).offset == 0
-    with pytest.raises(grpc.RpcError) as cut:
+    with refused(grpc.StatusCode.INVALID_ARGUMENT):
         next(answers)
-    assert cut.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     net.end()
     net = network(scorer)
     first, second = net.join("first", part=0), net.join("second", part=1)
@@ -137,7 +125,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
         (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process already works as w0"),
     ],
 )
-def test_what_cannot_be_passed_on_is_refused(
+def test_features_that_nobody_reads_are_refused(
     network: Start, worker: int, requests: list[Any], code: str, said: str
 ) -> None:
     net = network(scorer)
@@ -152,6 +140,5 @@ def test_what_cannot_be_passed_on_is_refused(
                 each = rounds_pb2.PassRequest(piece=each)
             yield each
 
-    with pytest.raises(grpc.RpcError, match=said) as refused:
+    with refused(grpc.StatusCode[code], said):
         list(net.stub.Pass(sent(), timeout=PATIENCE_S))
-    assert refused.value.code().name == code

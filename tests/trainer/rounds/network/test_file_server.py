@@ -1,4 +1,4 @@
-"""What workers are offered: versions, whole or as differences."""
+"""Versions that workers are offered, whole or as differences."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from trainer.blocks.config import CodecName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.client import FileGoneError, RoundsClient
-from trainer.rounds.codecs import CODECS, receive, shapes
+from trainer.rounds.codecs import CODECS, norm, receive, shapes, subtract
 from trainer.rounds.file_server import WeightServer
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.store import Store
@@ -33,7 +33,7 @@ def holding(offered: rounds_pb2.Weights) -> rounds_pb2.Held:
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
-def test_versions_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecName) -> None:
+def test_a_worker_that_has_a_version_gets_differences(ledger: Ledger, codec: CodecName) -> None:
     ledger.settings = replace(ledger.settings, down_codec=codec)
     offers = WeightServer(ledger)
     offered = offers.weights("p", None)
@@ -49,6 +49,7 @@ def test_versions_come_as_differences_to_who_has_one(ledger: Ledger, codec: Code
         assert list(offers.weights("p", holding(offered)).files) == []
         assert offers.weights("p", None).whole
     assert offers.weights("p", first).whole, "so old a version is no longer followed"
+    assert norm(subtract(ledger._parts["p"].version.weights, held)) < 0.15
 
 
 class OfferedFiles(RoundsClient):
@@ -63,7 +64,7 @@ class OfferedFiles(RoundsClient):
         return bytes(len(data)) if file.name in self.damaged else data
 
 
-def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_worker_fetches_whole_weights_after_a_damaged_difference(ledger: Ledger, tmp_path: Path) -> None:
     offers = WeightServer(ledger)
     client = OfferedFiles(offers)
     cache = WeightCache(client, "w", "", tmp_path, {"p": shapes(ledger.weights("p"))})

@@ -12,8 +12,6 @@ from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 from trainer.rounds.codecs import CODECS
-from trainer.rounds.simulation import SimulatedWorkers, Simulation
-from trainer.rounds.store import audit
 
 
 @pytest.mark.parametrize(
@@ -29,16 +27,9 @@ from trainer.rounds.store import audit
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
-    until(lambda: net.over)  # modules are drawn from one generator: nobody else may draw meanwhile
-    engine = Simulation(net.spec, corpus, SimulatedWorkers())
-    engine.run()
-    for part, expected in engine.published().items():
-        found = net.ledger.weights(part)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    net.check_weights()
     assert [net.ledger.round(part) for part in net.spec.parts] == [3, 3]
-    found = audit(net.out / "rounds")
-    assert (found.problems, found.accepted, found.merged) == ([], 12, 12)
+    net.check_audit(12)
     codecs = [CODECS[net.spec.config.rounds.up_codec(round_)] for round_ in range(3)]
     one_replica = sum(codec.size(like) for codec in codecs for like in net.spec.shapes.values())
     assert net.coordinator.received_bytes == 2 * one_replica
@@ -51,20 +42,18 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
         {"model": "ar"},
     ],
 )
-def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, Any]) -> None:
+def test_every_kind_of_run_finishes(network: Start, rounds: dict[str, Any]) -> None:
     net = network(rounds_config, **{"replicas": 1, "rounds": 2, **rounds})
     trained = net.work_together(*[None] * len(net.spec.parts))
     assert trained == [2] * len(net.spec.parts)
     until(lambda: net.coordinator.schedule.ended)
-    found = audit(net.out / "rounds")
-    assert found.problems == []
-    assert found.merged == 2 * len(net.spec.parts)
+    net.check_audit(2 * len(net.spec.parts))
 
 
 # What a run publishes, and when.
 
 
-def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
+def test_a_finished_run_publishes_a_checkpoint_that_loads(network: Start) -> None:
     net = network(replicas=1)
     net.work_together(None, None)
     until(lambda: "chain" in read_manifest(net.out).metrics)
@@ -73,7 +62,7 @@ def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
         assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
 
 
-def test_weights_that_are_confidently_wrong_are_not_published(network: Start) -> None:
+def test_weights_with_a_worse_loss_are_not_published(network: Start) -> None:
     net = network(replicas=1)
     publisher, weights = net.coordinator.publisher, {part: net.ledger.weights(part) for part in net.spec.parts}
     its_letters = torch.zeros(256).index_fill(0, corpus.valid.long(), 100.0)  # others have no chance, as in Cyrillic

@@ -1,4 +1,4 @@
-"""Leases, orders, files that are fetched, and what those see who watch."""
+"""Leases, orders, and watching a run."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +12,7 @@ from trainer.rounds.store import Update
 from trainer.v1 import rounds_pb2
 
 
-def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
+def test_a_lease_of_another_process_is_refused(network: Start) -> None:
     net = network()
     net.join()
     for worker, said in ("foot", "foot does not hold this lease"), ("hand", "another process already works as hand"):
@@ -22,7 +22,7 @@ def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_older_of_two_processes_of_one_name_stands_by(network: Start, caplog: pytest.LogCaptureFixture) -> None:
     net = network(replicas=1, model="ar")
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(net.work, "w0", pace_s=2.0)
@@ -34,7 +34,7 @@ def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog
 
 
 @pytest.mark.slow
-def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None:
+def test_a_part_whose_worker_is_gone_is_reassigned(network: Start) -> None:
     net = network(coordinator={"lease_s": 0.5}, replicas=1, rounds=1)
     net.join("silent", part=0)
     assert net.work("w0", part=0, wait=True) == 1
@@ -42,7 +42,7 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None
     until(lambda: net.coordinator.schedule.ended)
 
 
-def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_is_for_the_round_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(replicas=1)
     place, make = net.join(part=0), net.coordinator._fill_order
 
@@ -57,7 +57,7 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
     assert (order.round, order.base.version, net.ledger._parts["block-0"].start_versions["block-0"]) == (1, 1, 1)
 
 
-def test_who_watches_sees_parts_and_workers(network: Start) -> None:
+def test_watching_shows_parts_and_workers(network: Start) -> None:
     net = network()
     place = net.join(part=1)
     beat = rounds_pb2.BeatRequest(worker="hand", lease=place.lease, doing=rounds_pb2.DOING_TRAINING, steps=1)

@@ -60,7 +60,7 @@ def accepted(out: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_kills_change_nothing(
+def test_killed_processes_do_not_change_the_weights(
     start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int
 ) -> None:
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
@@ -102,7 +102,7 @@ def test_kills_change_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("older", [True, False])
-def test_workers_of_another_past_end_and_say_what_to_do(
+def test_workers_exit_if_the_directory_was_replaced_or_is_older(
     start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int, older: bool
 ) -> None:
     """The coordinator's directory is put back to an older state, or made anew: rounds that they know are not there."""

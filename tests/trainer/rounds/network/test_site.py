@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loadtest.lab.lab import lab_problem, temporary_lab
+from loadtest.lab.lab import temporary_lab
 from loadtest.lab.profile import Link, Profile
 from stages.errors import InputError, ResumeError, ServiceError
 from tests.conftest import until
@@ -67,7 +67,7 @@ def machine(tmp_path: Path, unused_port: int) -> Iterator[Machine]:
         stop.set()
 
 
-def test_a_whole_site_makes_the_weights_of_one_worker_with_all_its_text(network: Start, machine: Machine) -> None:
+def test_a_site_makes_the_weights_of_one_worker_with_all_its_text(network: Start, machine: Machine) -> None:
     net = network(config, replicas=1, model="ar")
     jobs = [machine(number, net) for number in range(3)]
     assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]
@@ -91,10 +91,8 @@ def records(out: Path, worker: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Path, text_file: Path) -> None:
+def test_a_killed_machine_costs_its_share_until_it_returns(needs_lab: None, tmp_path: Path, text_file: Path) -> None:
     """Each in a network namespace of its own; a plain worker shares the run."""
-    if problem := lab_problem():
-        pytest.skip(problem)
     toml, out = tmp_path / "run.toml", tmp_path / "out"
     toml.write_text(
         "sequences = 2\nbfloat16 = false\n[architecture]\nparts = 1\nlayers = 1\nwidth = 16\nheads = 2\n"
@@ -120,7 +118,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
             return worker(lab.nodes[number], f"m{number}", *site)
 
         def in_the_middle() -> bool:
-            """Whether the site has made some steps of a round."""
+            """True once the site has made some steps of a round."""
             try:
                 progress = load_worker(tmp_path / "m0" / STATE_NAME)[1]
             except (ResumeError, RuntimeError):
@@ -128,7 +126,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
             return progress.round is not None and 3 <= progress.steps < STEPS / 2
 
         def shares(count: int) -> bool:
-            """Whether the newest update has the text of so many machines."""
+            """True if the newest update has the text of so many machines."""
             found = records(out, "m0")
             return bool(found) and found[-1]["sequences"] == count * 2 * found[-1]["steps"]
 
@@ -161,7 +159,9 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_who_does_not_belong_to_a_site_is_told_why(network: Start, machine: Machine, unused_port: int) -> None:
+def test_a_machine_that_does_not_belong_to_the_site_is_refused(
+    network: Start, machine: Machine, unused_port: int
+) -> None:
     net = network(config, replicas=1, model="ar")
     first = machine(0, net)
     other = Corpus("other", corpus.train[:-100], corpus.valid, corpus.tokenizer)
@@ -185,7 +185,7 @@ def test_who_does_not_belong_to_a_site_is_told_why(network: Start, machine: Mach
         (0, {"site": "here"}, InputError, "--site 'here' must be HOST:PORT"),
     ],
 )
-def test_a_machine_that_cannot_begin_says_why(
+def test_a_machine_that_cannot_start_reports_the_reason(
     machine: Machine, number: int, changes: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):

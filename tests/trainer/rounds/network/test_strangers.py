@@ -1,4 +1,4 @@
-"""Workers that nobody knows: what one of them can take from the others, or from the coordinator."""
+"""Unknown workers: one of them cannot harm the others or the coordinator."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from stages.wire.tls import Security, Tls
-from tests.conftest import PATIENCE_S, until
-from tests.trainer.rounds.network.calls import Start, refused, submit
+from tests.conftest import PATIENCE_S, refused, until
+from tests.trainer.rounds.network.calls import Start, submit
 from tests.trainer.small import rounds_config
 from trainer.rounds.commands import is_open_to_others
 from trainer.rounds.merging import MAX_STRIKES
@@ -31,7 +31,7 @@ def hand_in(net: Any, worker: str, size: float = 0.01) -> Any:
     return verdict
 
 
-def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> None:
+def test_a_place_submits_one_update_a_round_under_any_name(network: Start) -> None:
     net = network()
     net.join("honest", part=0)
     assert hand_in(net, "key.1").outcome == ACCEPTED
@@ -47,7 +47,7 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
 
 
 @pytest.mark.slow
-def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
+def test_a_harmful_worker_is_named_and_expelled(network: Start) -> None:
     config = replace(rounds_config, architecture=replace(rounds_config.architecture, parts=1))
     changes: dict[str, Any] = {"robust": "scored", "rounds": MAX_STRIKES + 2, "steps_per_round": 4}
     net = network(config, **changes)
@@ -67,15 +67,16 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
     assert f"version {MAX_STRIKES} of block-0: it changes the loss on held-out text by +" in liar.problem
     net.end()
     net = network(config, **changes)  # begun anew, it knows
-    code, said = refused(lambda: net.join("eve"))
-    assert (code, said.split(":")[0]) == (grpc.StatusCode.FAILED_PRECONDITION, "eve is expelled from this run")
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "eve is expelled from this run:"):
+        net.join("eve")
     net.join("honest")
-    assert refused(lambda: net.join("eve-2"))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "its place has its record"
+    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):  # its place has its record
+        net.join("eve-2")
     found = audit(net.out / "rounds")
     assert (found.problems, found.left_out, found.merged) == ([], MAX_STRIKES, MAX_STRIKES + 2)
 
 
-def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
+def test_scoring_needs_held_out_text(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
     (tmp_path / "run.toml").write_text('[rounds]\nrobust = "scored"\n')
     found = onesweep("train", "coordinate", "--config", tmp_path / "run.toml", "--listen", "127.0.0.1:0", "--own-data")
     assert found.code == 2
@@ -91,11 +92,11 @@ def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, oneswee
         (CoordinatorSettings("0.0.0.0:0", security=Security(insecure=True)), True),
     ],
 )
-def test_strangers_are_who_may_come_from_elsewhere(settings: CoordinatorSettings, scored: bool) -> None:
+def test_updates_are_scored_if_other_machines_may_join(settings: CoordinatorSettings, scored: bool) -> None:
     assert is_open_to_others(settings) is scored
 
 
-def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:
+def test_the_last_update_resent_after_a_restart_is_a_duplicate(network: Start) -> None:
     net = network(replicas=1, rounds=1)
     assert hand_in(net, "hand").outcome == ACCEPTED
     until(lambda: net.ledger.round("block-0") == 1)

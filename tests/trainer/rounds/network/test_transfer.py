@@ -21,7 +21,7 @@ def taken(intake: IncomingFile, data: bytes) -> bytes:
 
 
 @given(st.integers(1, 2000), st.integers(0, 2000), st.integers(1, 700))
-def test_pieces_are_the_file_from_an_offset_on(size: int, offset: int, most: int) -> None:
+def test_pieces_join_to_the_file_from_an_offset(size: int, offset: int, most: int) -> None:
     data = DATA[:size]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "PIECE_BYTES", most)
@@ -30,25 +30,17 @@ def test_pieces_are_the_file_from_an_offset_on(size: int, offset: int, most: int
     assert all(len(piece.data) <= most for piece in found)
 
 
-def test_a_file_comes_in_whole(tmp_path: Path) -> None:
-    intake = IncomingFile(tmp_path / "x", file_of(DATA))
-    assert taken(intake, DATA) == DATA
-    assert intake.whole
-    intake.drop()
+def test_an_interrupted_file_is_resumed(tmp_path: Path) -> None:
+    IncomingFile(tmp_path / "x", file_of(DATA)).write(next(pieces(DATA)))
+    again = IncomingFile(tmp_path / "x", file_of(DATA))
+    assert again.offset == PIECE_BYTES
+    assert taken(again, DATA) == DATA
+    assert again.whole
+    again.drop()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
-    first, *others = pieces(DATA)
-    IncomingFile(tmp_path / "x", file_of(DATA)).write(first)
-    again = IncomingFile(tmp_path / "x", file_of(DATA))
-    assert again.offset == PIECE_BYTES
-    for piece in others:
-        again.write(piece)
-    assert again.read() == DATA
-
-
-def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
+def test_a_file_with_another_digest_is_dropped(tmp_path: Path) -> None:
     intake = IncomingFile(tmp_path / "x", rounds_pb2.File(size=len(DATA), sha256=hashlib.sha256(b"else").digest()))
     with pytest.raises(DamagedError, match="send it again"):
         taken(intake, DATA)
@@ -84,6 +76,6 @@ def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[s
         (5, 31, "a SHA-256 must have 32 bytes, not 31"),
     ],
 )
-def test_what_cannot_be_taken_in_is_refused_before_it_comes(size: int, digest: int, sentence: str) -> None:
+def test_an_invalid_size_or_digest_is_refused_before_the_file(size: int, digest: int, sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
         checked(rounds_pb2.File(size=size, sha256=bytes(digest)))

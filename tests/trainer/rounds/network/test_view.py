@@ -45,7 +45,7 @@ def run() -> rounds_pb2.WatchUpdate:
     )
 
 
-def test_a_run_is_two_tables() -> None:
+def test_a_run_is_shown_as_two_tables() -> None:
     assert lines_of(run()) == [
         "run 0123456789ab  running  9 rounds",
         "1 of 2 workers present, 1 late, 1 gone  updates in 1.5 kB (15 B/s)  weights out 2 MB (20 kB/s)  in 100 s",
@@ -62,14 +62,14 @@ def test_a_run_is_two_tables() -> None:
     ]
 
 
-def test_names_hold_no_commands_for_the_terminal() -> None:
+def test_names_cannot_contain_terminal_commands() -> None:
     worker = rounds_pb2.WorkerStatus(worker="\x1b[2Jx", problem="\r\x1b]0;title\x07")
     last = lines_of(rounds_pb2.WatchUpdate(workers=[worker]))[-1]
     assert "�[2Jx" in last
     assert last.isprintable()
 
 
-def test_a_terminal_is_written_over_in_place() -> None:
+def test_the_terminal_is_redrawn_in_place() -> None:
     assert framed(["a" * 30, "b", "c", "d"], os.terminal_size((5, 4))) == (
         "\x1b[Haaaaa\x1b[K\nb\x1b[K\n... 2\x1b[K\n\x1b[J"
     )  # the last line stays free, else the terminal would scroll
@@ -120,7 +120,7 @@ def serve(address: str) -> Iterator[Serve]:
         server.stop(None).wait()
 
 
-def test_a_coordinator_that_is_started_again_is_found(address: str, serve: Serve) -> None:
+def test_watching_reconnects_to_a_restarted_coordinator(address: str, serve: Serve) -> None:
     first, link = serve(RUNNING, STOPPING), RoundsClient(address)
     updates = link.watch(0.1)
     assert [next(updates).state, next(updates).state] == [RUNNING, STOPPING]
@@ -130,7 +130,7 @@ def test_a_coordinator_that_is_started_again_is_found(address: str, serve: Serve
     link.close()
 
 
-def test_the_exit_code_tells(address: str, serve: Serve, onesweep: Callable[..., Any]) -> None:
+def test_the_exit_code_says_whether_the_run_finished(address: str, serve: Serve, onesweep: Callable[..., Any]) -> None:
     first = serve(RUNNING, STOPPING)
     found = onesweep("train", "status", address, "--json", "--patience", 0)
     assert (found.code, found.message) == (1, f"the coordinator at {address} has stopped; gave up after 0 s")

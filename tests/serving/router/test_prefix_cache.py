@@ -1,4 +1,4 @@
-"""The second turn of a chat: hosts have the beginning of its prompt in memory, and the text is as if they had not."""
+"""The second turn of a chat: hosts have its prefix in their cache, and the text is as if they had not."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result
 from serving.router.topology import Topology, local_topology
-from stages.host.host import Host
 from stages.host.prefixes import Beginning, PrefixStore
-from stages.host.scheduler import ScheduledHop
 from stages.model.prefill import ATTEND_POSITIONS
-from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome
 from stages.wire.status import StatusError
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
@@ -95,7 +90,7 @@ def cached(result: Result) -> Result | None:
 
 
 @pytest.mark.parametrize("name", list(MODES))
-def test_the_text_is_the_one_without_memory(
+def test_the_text_is_the_one_without_a_prefix_cache(
     second_turn: Callable[..., tuple[str, Result]], forgetful: Client, name: str
 ) -> None:
     prompt, result = second_turn(name, **MODES[name])
@@ -106,7 +101,7 @@ def test_the_text_is_the_one_without_memory(
     assert result.wire_bytes_total < anew.wire_bytes_total
 
 
-def test_modes_of_the_same_weights_share_it(client: Client) -> None:
+def test_modes_of_the_same_weights_share_the_cache(client: Client) -> None:
     prompt = f"What modes share. {TALE}"
     client.generate(prompt, seed=5, **MODES["ar"])
     until(lambda: cached(client.generate(prompt, seed=5, **MODES["ar-speculative"])))
@@ -117,7 +112,7 @@ def test_modes_of_the_same_weights_share_it(client: Client) -> None:
 # When hosts and routers come and go
 
 
-def test_a_restarted_router_finds_it(
+def test_a_restarted_router_uses_the_cache(
     line: Line, module_servers: Any, second_turn: Callable[..., tuple[str, Result]], bundles: Path
 ) -> None:
     prompt, before = second_turn("A restarted router", **MODES["ar"])
@@ -131,7 +126,7 @@ def test_a_restarted_router_finds_it(
 
 
 @pytest.mark.parametrize("host", [1, 2])
-def test_what_a_host_forgot_in_this_moment_is_read_anew(
+def test_an_evicted_prefix_is_read_again(
     client: Client, monkeypatch: pytest.MonkeyPatch, second_turn: Callable[..., tuple[str, Result]], host: int
 ) -> None:
     prompt, before = second_turn(f"Host {host} forgets", **MODES["ar"])
@@ -149,7 +144,7 @@ def test_what_a_host_forgot_in_this_moment_is_read_anew(
     assert (after.output, after.cached_tokens, after.replays) == (before.output, 0, 0)
 
 
-def test_one_key_never_finds_what_another_sent(line: Line) -> None:
+def test_a_key_does_not_use_prefixes_of_another_key(line: Line) -> None:
     prompt = f"A secret. {TALE}"
     mine, yours = (Client(line.guarded, token=token) for token in line.tokens)
     with mine, yours, Client(line.topology.router) as anybody:
@@ -160,18 +155,12 @@ def test_one_key_never_finds_what_another_sent(line: Line) -> None:
             assert (result.output, result.cached_tokens) == (anew.output, 0)
 
 
-def test_a_lie_does_not_outlive_its_liar(
-    bundles: Path, servers: Any, forgetful: Client, monkeypatch: pytest.MonkeyPatch
+def test_prefixes_of_a_faulty_host_are_not_used_after_its_restart(
+    bundles: Path, servers: Any, forgetful: Client, lying: Callable[[str, Callable[[], bool]], None]
 ) -> None:
     """The router continues; tests/serving/router/test_liars.py has one that is started again."""
-    bundle, lies, go_on = bundles / "scored", [True], Host._continue
-
-    def lie(host: Host, job: ScheduledHop, outcome: Outcome) -> None:
-        if lies and host.settings.name == "host-1" and isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden:
-            outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
-        go_on(host, job, outcome)
-
-    monkeypatch.setattr(Host, "_continue", lie)
+    bundle, lies = bundles / "scored", [True]
+    lying("host-1", lambda: bool(lies))
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
     hosts = servers.hosts(topology, bundle)
     servers.router(topology, bundle)
