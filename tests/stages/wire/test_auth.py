@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from stages.v1 import stage_pb2
-from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from stages.wire.auth import CLIENT, HOST, ROUTER, Identity, check_caller
 from stages.wire.hop_stream import Relay
 from stages.wire.status import StatusError
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, refusal, with_relay
