@@ -131,8 +131,8 @@ def test_a_table_that_is_wrong_is_told_where_and_what_may_stand_there(table: obj
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^cannot read the topology .*none.toml: No such file"):
         read_toml(tmp_path / "none.toml", "the topology")
-    (tmp_path / "bad.toml").write_text("a = ")
+    (tmp_path / "bad.toml").write_bytes(b'a = "caf\xe9"')
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML: "):
         read_toml(tmp_path / "bad.toml")
-    (tmp_path / "good.toml").write_text("[a]\nb = 1")
+    (tmp_path / "good.toml").write_bytes(b"\xef\xbb\xbf[a]\r\nb = 1")
     assert read_toml(tmp_path / "good.toml") == {"a": {"b": 1}}
