@@ -65,7 +65,6 @@ def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
         ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1: unknown setting 'far'"),
         ("gateways = ['router']", 'write gateways = ["host-1"], and closed = { host-2 = ["router", "host-1"] }'),
         ("closed = { host-1 = 1 }", 'and closed = { host-2 = ["router", "host-1"] }'),
-        ("delay_ms = ", "mine.toml is not TOML: "),
     ],
 )
 def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
@@ -81,9 +80,6 @@ def test_files_that_cannot_be_read_and_profiles_that_are_not_there_are_named(tmp
         read_profiles(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="Is a directory"):
         read_profiles(tmp_path)
-    (tmp_path / "bytes.toml").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="is not TOML"):
-        read_profiles(tmp_path / "bytes.toml")
     (tmp_path / "flat.toml").write_text("delay_ms = 1")
     with pytest.raises(ConfigError, match="profile 'delay_ms' must be a section"):
         read_profiles(tmp_path / "flat.toml")
