@@ -1,5 +1,6 @@
 """Progress of long work: a line that is rewritten on a terminal, or a new line every few seconds anywhere else."""
 
+import os
 import shutil
 import sys
 import threading
@@ -37,7 +38,7 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """:param stream: by default standard error, which leaves standard output to results."""
         self._stream, self._clock = stream or sys.stderr, clock
-        self._in_place, self._shown, self._step = self._stream.isatty(), "", ""
+        self._in_place, self._shown, self._step = self._stream.isatty() and os.environ.get("TERM") != "dumb", "", ""
         self._begin, self._last, self._what, self._pause_s = clock(), -float("inf"), "", PAUSE_S
 
     def say(self, line: str) -> None:

@@ -157,7 +157,7 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
 def parse_toml(data: bytes, where: str) -> dict[str, Any]:
     """The tables of a text. Raises ConfigError that names its origin, `where`."""
     try:
-        table = tomllib.loads(data.decode())
+        table = tomllib.loads(data.decode("utf-8-sig"))
         repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error message could show
         return table
     except (ValueError, RecursionError) as trouble:  # some are not a TOMLDecodeError: a number of 5,000 digits

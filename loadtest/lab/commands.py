@@ -38,7 +38,7 @@ def run_wan_up(options: argparse.Namespace) -> int:
     with ends_cleanly(), temporary_lab(profile, options.hosts) as lab:
         try:
             write_file(record, json.dumps(asdict(lab)).encode())
-            echo(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
+            echo(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.places)}")
             echo("`onesweep wan exec NODE -- COMMAND` runs a program inside; Ctrl-C here stops the network")
             while lab.is_up:
                 time.sleep(POLL_S)

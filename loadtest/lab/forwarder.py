@@ -53,10 +53,8 @@ class Channel:
         delivery_ns = departure_ns + self.delay_ns
         if self.jitter_ns:
             delivery_ns += round((2 * self.random() - 1) * self.jitter_ns)
-        if delivery_ns < self.last_ns:
-            delivery_ns = self.last_ns
-        self.last_ns = delivery_ns
-        return delivery_ns
+        self.last_ns = max(delivery_ns, self.last_ns)
+        return self.last_ns
 
 
 # Changes to a running lab's links: datagrams to the process that carries its packets.

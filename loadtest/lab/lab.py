@@ -48,10 +48,6 @@ class Lab:
         return cls(Profile.from_record(record["profile"]), places, int(record["pid"]), int(record["ticks"]))
 
     @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(self.places)
-
-    @property
     def is_up(self) -> bool:
         return start_ticks(self.pid) == self.ticks
 
@@ -71,7 +67,7 @@ class Lab:
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
-            raise InputError(f"no node {node!r} in the lab; its nodes are {', '.join(self.nodes)}")
+            raise InputError(f"no node {node!r} in the lab; its nodes are {', '.join(self.places)}")
         return self.places[node]
 
 

@@ -57,8 +57,7 @@ class LanguageModel:
         readings = [self._read(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
         bits = np.zeros(len(readings))
         for batch in _batches([len(reading.tokens) for reading in readings]):
-            chosen = [readings[i] for i in batch]
-            bits[batch] = self._judge_batch(chosen)
+            bits[batch] = self._judge_batch([readings[i] for i in batch])
             progress(len(batch))
         return [float(each) for each in bits]
 

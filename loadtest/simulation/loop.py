@@ -99,7 +99,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.now_s, self.turns = BEGIN_S, 0
         self.processes: list[Process] = []
         self.problems: list[str] = []  # unhandled exceptions
-        self.set_exception_handler(self._note)
+        self.set_exception_handler(lambda _, at: self.problems.append(f"{at.get('message')}: {at.get('exception')!r}"))
         # Kept so that the collector does not clean up what a killed process waited for.
         self.tasks: list[asyncio.Task[Any]] = []
         self._ready: Any
@@ -177,9 +177,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Do nothing, since no other thread uses this loop."""
-
-    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")
 
 
 @contextmanager

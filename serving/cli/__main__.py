@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
 import sys
@@ -10,19 +11,26 @@ from serving.cli.parser import UsageError, parse
 from stages.errors import InputError, OnesweepError, exit_code_of
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: errors print our own sentences instead
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # the system's: gRPC's own does not know names such as oslo.local
 
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. An OnesweepError ends it with one sentence and its exit code; so does a failure to write
-    output."""
+    """Run one command. An OnesweepError, or a failure to write output, ends it with one sentence and an exit code."""
+    # open closed ones: without standard error, Python would print errors to standard output
+    sys.stdin, sys.stdout, sys.stderr = (s or open(os.devnull, "r+") for s in (sys.stdin, sys.stdout, sys.stderr))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal's encoding lacks
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         print(end="", flush=True)  # here, because a failure at the interpreter's exit gets no sentence
         return code
     except OSError as error:
+        if error.filename and isinstance(error, PermissionError):  # as in a home directory of another user
+            _say(f"onesweep: cannot use {error.filename}: {error.strerror}")
+            return InputError.exit_code
         if error.errno not in UNWRITABLE:
             raise
         if not isinstance(error, BrokenPipeError):

@@ -61,15 +61,14 @@ def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
     """Run one prompt in the served modes. False if `ar-speculative` generates a different text from `ar`."""
     settings: dict[str, Any] = {"seed": SEED, "max_bytes": BYTES, "temperature": TEMPERATURE}
     variants = all_variants(client.status(), None)
-    given = prompt
     if is_pretrained:
         settings = {"seed": SEED, "max_tokens": TOKENS, "temperature": 0, "timeout_s": MAX_TIMEOUT_S}
         variants = [ModeVariant(EXACT), ModeVariant(SAME)]
         if client.status().chat:
-            settings["messages"], given = [("user", prompt)], ""
+            settings["messages"] = [("user", prompt)]
     else:
         print("\n".join(textwrap.wrap(TINY, TEXT_WIDTH)) + "\n")
-    outcomes = run_variants(client, given, variants, settings)
+    outcomes = run_variants(client, "" if "messages" in settings else prompt, variants, settings)
     print(comparison(prompt, outcomes))
     exact, same = outcomes.get(EXACT), outcomes.get(SAME)
     kept = not (isinstance(exact, Result) and isinstance(same, Result)) or exact.output == same.output

@@ -56,12 +56,10 @@ def run_draw(options: argparse.Namespace) -> int:
         if status is not None and options.compare:
             served = [mode for mode in DRAWING_MODES if mode in status.drawing_modes]
             rows = [client.draw(classes, **{**settings, "mode": mode}) for mode in served]
-        elif options.previews:
-            shown: list[DrawnPictures] = []
-            drawn = client.draw(classes, preview=shown.append, **settings)
-            rows = [*sorted(shown, key=lambda preview: preview.block or 0), drawn]
         else:
-            rows = [client.draw(classes, **settings)]
+            shown: list[DrawnPictures] = []
+            drawn = client.draw(classes, preview=shown.append if options.previews else None, **settings)
+            rows = [*sorted(shown, key=lambda preview: preview.block or 0), drawn]
     _write(options.out, rows, columns)
     results = [row for row in rows if row.block is None]
     if options.json:

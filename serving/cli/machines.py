@@ -56,7 +56,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def serving_here() -> dict[str, str]:
     """The current step of this machine's `onesweep serve`, and its router's address; empty if none runs."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
+    with contextlib.suppress(OSError, ValueError, LookupError, RuntimeError):  # of a user without a home
         record = dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
         if start_ticks(record["process"]) == record["began"]:  # not another process with that id
             return record

@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
             if not word.startswith("-") or name in known or re.fullmatch(r"-+[\d.]*", word):
                 continue
             if not word.startswith("--"):
-                return f"no option {name}: write -- before a text that begins with a dash"
+                return f"no option {name}: write -- before a text, ./ before a file that begins with a dash"
             if (setting := name[2:].replace("-", "_")) in settings_of(self):
                 return f"no option {name}: give --set {setting}=VALUE"
             return f"no option {name}{removed_hint(name, self.prog.split()) or close_to(name, known)}"
@@ -191,7 +191,7 @@ def help_of(path: Words, family: Family) -> str:
 def prompt_of(word: str) -> str:
     """The prompt from the command line; `-` reads standard input. Raises InputError."""
     try:
-        return sys.stdin.buffer.read().decode() if word == "-" else word
+        return sys.stdin.buffer.read().decode("utf-8-sig") if word == "-" else word
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 (byte {error.start}): give UTF-8 text") from None
 

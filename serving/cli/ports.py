@@ -37,13 +37,13 @@ def free_port_block(count: int) -> int:
 
 def port_free(host: str, port: int) -> bool:
     """True if a server could listen there now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    with contextlib.suppress(OSError):
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]  # as the gateway: a name may mean ::1
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+            return True
+    return False
 
 
 def check_free(listeners: Mapping[str, str]) -> None:

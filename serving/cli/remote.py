@@ -145,11 +145,13 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
     async def main() -> None:
         stop = asyncio.Event()
         try:
-            async with rendezvous.serving(options.listen), await LinkProxy(rendezvous.dial).open():
-                rendezvous.proxy = os.environ[LINKS_VARIABLE]
-                rendezvous.write_links()
-                ready.set_result(stop)
-                await stop.wait()
+            async with rendezvous.serving(options.listen):
+                # closed at once: gRPC may hold connections after the end of their channels
+                with closing(await LinkProxy(rendezvous.dial).open()):
+                    rendezvous.proxy = os.environ[LINKS_VARIABLE]
+                    rendezvous.write_links()
+                    ready.set_result(stop)
+                    await stop.wait()
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)

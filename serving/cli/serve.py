@@ -35,7 +35,7 @@ from stages.settings import add_flags, from_flags
 from stages.signals import ends_at_once, ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import LINKS_VARIABLE, check_target, parse_address
-from stages.wire.secret_files import add_server_options, check_private, file_lock, state_directory
+from stages.wire.secret_files import add_server_options, file_lock
 from stages.wire.status import record_of
 from stages.wire.tls import Security, ending, security_of
 from stages.wire.tokens import read_tokens
@@ -149,7 +149,6 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_up(options: argparse.Namespace) -> int:
     check_positive(options, "hosts", "threads", "replicas", "port")
-    check_private(state_directory())
     if options.http:
         check_framework("--http")
         parse_address(options.http, "--http")

@@ -107,6 +107,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         reader = open_gguf(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
+    except (OSError, MemoryError) as error:  # the file may be whole
+        raise CheckpointError(f"cannot read {path}: {error or 'not enough memory'}") from None
     except Exception as error:  # the reader's errors on damaged files have no common class
         problem, advice = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error)), "fetch it again"
         if version := re.search(r"Sorry.* version (\d+)", problem):

@@ -79,7 +79,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?):(\d{1,5})", text, re.ASCII)
+    match = re.fullmatch(r"(?a)(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?):(\d{1,5})", text)
     if match is None or int(match[2]) > 65535:
         raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_suggestion(text)}")
     return match[1].strip("[]"), int(match[2])
@@ -302,6 +302,7 @@ def _link_options(address: str) -> Options:
     proxy = os.environ.get(LINKS_VARIABLE, "")
     if not proxy or not parse_address(address)[0].endswith(f".{LINK_DOMAIN}"):
         return ()
+    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112 - else gRPC would obey no_proxy, which may end as our names do
     return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy))
 
 

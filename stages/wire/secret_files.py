@@ -63,14 +63,16 @@ def check_private(directory: Path) -> None:
 def make_state_directory(directory: Path) -> None:
     """Make a directory that only this user can use, or check one. Raises ServiceError."""
     with file_errors(ServiceError, f"cannot create {directory}", "name another directory in ONESWEEP_STATE"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(directory.parents), directory):  # else umask would set the modes of the parents
+            each.mkdir(mode=0o700, exist_ok=True)
     check_private(directory)
 
 
 def make_private_directory(directory: Path) -> None:
     """Make a directory that only its owner can enter, or check one. Raises InputError."""
     with file_errors(InputError, f"cannot create the directory {directory}"):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(directory.parents), directory):  # else umask would set the modes of the parents
+            each.mkdir(mode=0o700, exist_ok=True)
         mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o077:
         raise InputError(f"{directory} holds keys, but others can enter it: chmod 700 {directory}")

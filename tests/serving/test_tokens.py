@@ -76,9 +76,7 @@ def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[keys]", "is not TOML"),
         ("x = 1", r"it must have only \[\[keys\]\] sections"),
-        ("keys = 3", r"it must have only \[\[keys\]\] sections"),
         ("keys = [3]", "key 3 must be a group of settings"),
         ("[[keys]]\nname = 'a'\nscopes = ['status']", "key 'a' needs the sha256 of its token"),
         (f"[[keys]]\nsha256 = '{DIGEST}'\nscopes = ['status']", "name is missing"),

@@ -19,8 +19,10 @@ def test_what_takes_long_says_so(tick_s: float, shown: str, monkeypatch: pytest.
     assert stream.getvalue().strip() == shown
 
 
-def test_what_is_left_of_some_work_is_told_by_the_time_since_it_began() -> None:
+def test_what_is_left_of_some_work_is_told_by_the_time_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, times = io.StringIO(), iter((0.0, 100.0, 110.0, 120.0, 130.0))
+    stream.isatty = lambda: True  # of a terminal that cannot erase a line
+    monkeypatch.setenv("TERM", "dumb")
     line = progress.ProgressLine(stream, lambda: next(times))
     line.at("waiting")
     for share in (0.0, 0.5, 0.75):

@@ -106,7 +106,6 @@ def test_a_table_gives_settings_over_a_base() -> None:
         ),
         ({"users": 0}, "f: users must be a whole number of at least 1, not 0"),
         ({"users": True}, "f: users must be a whole number of at least 1, not true"),
-        ({"users": "x"}, "f: users must be a whole number of at least 1, not 'x'"),
         ({"timeout_s": 0}, "f: timeout_s must be a finite number above 0, not 0"),
         ({"timeout_s": float("inf")}, "f: timeout_s must be a finite number above 0, not inf"),
         ({"verify": 1}, "f: verify must be true or false, not 1"),
@@ -116,7 +115,6 @@ def test_a_table_gives_settings_over_a_base() -> None:
         ({"checkpoint": 1}, "f: checkpoint must be a path, not 1"),
         ({"lab": 1}, "f: lab must be a section [lab]"),
         ({"lab": {"hosts": 65}}, "f [lab]: hosts must be a whole number from 1 to 64, not 65"),
-        ({"lab": {"rate_mbps": -1.0}}, "f [lab]: rate_mbps must be a finite number above 0, not -1.0"),
         ({"seed": -1}, "f: seed must be a whole number of at least 0, not -1"),
         ({}, "f: checkpoint is missing"),
         ([], "f must be a group of settings, not []"),
@@ -131,8 +129,8 @@ def test_a_table_that_is_wrong_is_told_where_and_what_may_stand_there(table: obj
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^cannot read the topology .*none.toml: No such file"):
         read_toml(tmp_path / "none.toml", "the topology")
-    (tmp_path / "bad.toml").write_text("a = ")
+    (tmp_path / "bad.toml").write_bytes(b'a = "caf\xe9"')
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML: "):
         read_toml(tmp_path / "bad.toml")
-    (tmp_path / "good.toml").write_text("[a]\nb = 1")
+    (tmp_path / "good.toml").write_bytes(b"\xef\xbb\xbf[a]\r\nb = 1")
     assert read_toml(tmp_path / "good.toml") == {"a": {"b": 1}}

@@ -58,8 +58,8 @@ def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
 def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
         nodes = namespaces(lab)
-        assert lab.nodes == ("router", "host-1", "host-2")
-        assert len({lab.address(node) for node in lab.nodes}) == 3
+        assert tuple(lab.places) == ("router", "host-1", "host-2")
+        assert len({lab.address(node) for node in lab.places}) == 3
         assert lab.is_up
         argv = lab.command("host-2", [sys.executable, "-c", "import sys; sys.exit(5)"])
         assert subprocess.run(argv).returncode == 5

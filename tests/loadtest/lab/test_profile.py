@@ -65,7 +65,6 @@ def test_profiles_are_read_from_a_file(tmp_path: Path) -> None:
         ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1: unknown setting 'far'"),
         ("gateways = ['router']", 'write gateways = ["host-1"], and closed = { host-2 = ["router", "host-1"] }'),
         ("closed = { host-1 = 1 }", 'and closed = { host-2 = ["router", "host-1"] }'),
-        ("delay_ms = ", "mine.toml is not TOML: "),
     ],
 )
 def test_an_invalid_profile_is_explained(tmp_path: Path, text: str, said: str) -> None:
@@ -81,9 +80,6 @@ def test_unreadable_files_and_unknown_profiles_are_named(tmp_path: Path) -> None
         read_profiles(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="Is a directory"):
         read_profiles(tmp_path)
-    (tmp_path / "bytes.toml").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="is not TOML"):
-        read_profiles(tmp_path / "bytes.toml")
     (tmp_path / "flat.toml").write_text("delay_ms = 1")
     with pytest.raises(ConfigError, match="profile 'delay_ms' must be a section"):
         read_profiles(tmp_path / "flat.toml")

@@ -230,6 +230,7 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
     router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
     with machines.locked(machines.run_directory()):
+        assert not (tmp_path / "onesweep").stat().st_mode & 0o077
         with pytest.raises(ServiceError, match="another process serves"), machines.locked(machines.run_directory()):
             pass
         assert (machines.served_here(router), router_here(None)[0]) == ("", router), "nothing was said yet"

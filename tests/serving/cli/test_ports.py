@@ -1,5 +1,6 @@
 """Ports that are free, and kept from other processes that look for some at the same time."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -38,3 +39,6 @@ def test_a_server_can_listen_at_each_and_nobody_is_given_where_one_does(monkeypa
         assert not port_free("127.0.0.1", first)
         assert free_port_block(3) >= first + 2
     assert port_free("127.0.0.1", first)
+    with contextlib.suppress(OSError), socket.create_server(("::1", first), family=socket.AF_INET6):  # or no IPv6 here
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **kind: [(socket.AF_INET6,)])
+        assert not port_free("localhost", first), "the name may mean ::1 alone"

@@ -3,6 +3,7 @@
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch import Tensor
@@ -50,10 +51,13 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
             imported(file)
 
 
-def test_what_is_not_read(imported, file: Path, weights: Weights, tmp_path) -> None:
+def test_what_is_not_read(imported, file: Path, weights: Weights, tmp_path, monkeypatch) -> None:
     rotated = write_gguf(tmp_path / "rotated.gguf", weights, said={**letters_said(), "rope_dimension_count": 6})
     with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
         imported(rotated)
     (file.parent / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
+        imported(file)
+    monkeypatch.setattr("stages.importing.gguf_file.open_gguf", Mock(side_effect=OSError(12, "Cannot allocate memory")))
+    with pytest.raises(CheckpointError, match=r"^cannot read .*Cannot allocate memory"):
         imported(file)

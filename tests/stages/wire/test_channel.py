@@ -36,7 +36,7 @@ from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
 
 @pytest.mark.parametrize(
     ("text", "parsed"),
-    [("127.0.0.1:7700", ("127.0.0.1", 7700)), ("[::1]:80", ("::1", 80)), ("tokyo-1.example:0", ("tokyo-1.example", 0))],
+    [("[fe80::1%eth0]:77", ("fe80::1%eth0", 77)), ("[::1]:80", ("::1", 80)), ("oslo-1.no:0", ("oslo-1.no", 0))],
 )
 def test_an_address_has_a_host_and_a_port(text: str, parsed: tuple[str, int]) -> None:
     assert parse_address(text) == parsed

@@ -114,8 +114,8 @@ def test_a_killed_machine_costs_its_share_until_it_returns(needs_lab: None, tmp_
             return run(node, name, "work", "--coordinator", "127.0.0.1:7800", *own, *arguments)
 
         def machine(number: int) -> subprocess.Popen[bytes]:
-            site = ("--site", f"{lab.address(lab.nodes[0])}:7900", "--machines", 3, "--machine", number)
-            return worker(lab.nodes[number], f"m{number}", *site)
+            site = ("--site", f"{lab.address('router')}:7900", "--machines", 3, "--machine", number)
+            return worker([*lab.places][number], f"m{number}", *site)
 
         def in_the_middle() -> bool:
             """True once the site has made some steps of a round."""
