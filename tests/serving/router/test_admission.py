@@ -20,7 +20,7 @@ ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
 
 
 class Gate:
-    """An admission, and the time as it is told."""
+    """An admission, and the time that it gets."""
 
     def __init__(self, limit: int, queue: int = 0, wait_s: float = PATIENT_S, reserves: bool = False) -> None:
         self.decides = Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
@@ -111,7 +111,7 @@ def test_a_wait_times_out_and_a_request_leaves_once() -> None:
 
 
 class Held:
-    """A request in a task of its own, which continues until it is told to end."""
+    """A request in a task of its own, which continues until it is ended."""
 
     def __init__(self, service: RouterService) -> None:
         self.inside, self.end = asyncio.Event(), asyncio.Event()
