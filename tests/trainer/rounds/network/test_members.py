@@ -124,11 +124,11 @@ def test_a_worker_on_a_closed_round_is_late_until_its_update_arrives(members: Me
     assert (member.is_late(4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
     assert member.is_late(5), "it does not come for more"
     member.record_order(4)
-    member.record_finished(3)  # told again
+    member.record_finished(3)  # a repeated call
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
 
 
-# Who may work, and who is told why not.
+# Access to work, and the reason of a refusal.
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_place_submits_one_update_a_round_under_any_name(network: Start) -> No
     second = hand_in(net, "key.2", 0.02)
     assert (second.outcome, second.reason) == (REFUSED, said)
     net.end()
-    net = network()  # begun anew, it knows
+    net = network()  # after a restart it knows
     third = hand_in(net, "key.3", 0.03)
     assert (third.outcome, third.reason) == (REFUSED, said)
     assert hand_in(net, "honest", 0.015).outcome == ACCEPTED
@@ -66,7 +66,7 @@ def test_a_harmful_worker_is_named_and_expelled(network: Start) -> None:
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
     assert f"version {MAX_STRIKES} of block-0: it changes the loss on held-out text by +" in liar.problem
     net.end()
-    net = network(config, **changes)  # begun anew, it knows
+    net = network(config, **changes)  # after a restart it knows
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "eve is expelled from this run:"):
         net.join("eve")
     net.join("honest")
