@@ -34,7 +34,7 @@ def holders(nodes: set[int]) -> set[tuple[int, int]]:
 
 
 def let_go(nodes: set[int]) -> bool:
-    """Nobody keeps these namespaces. A process that came later may be in a new one with a number of theirs."""
+    """No process keeps these namespaces. A process that came later may be in a new one with a number of theirs."""
     first = holders(nodes)
     return until(lambda: not first & holders(nodes))
 
@@ -44,7 +44,7 @@ def namespaces(lab: Lab) -> set[int]:
 
 
 def gone(lab: Lab, nodes: set[int]) -> bool:
-    """The lab's process is over, and nobody is in a namespace of it, or keeps one."""
+    """The lab's process is over, and no process is in a namespace of it, or keeps one."""
     return until(lambda: not lab.is_up) and let_go(nodes)
 
 

@@ -214,7 +214,7 @@ def test_updates_accepted_before_they_are_stored_are_found(weights: Weights, mon
     ],
 )
 def test_every_outcome_has_its_fate(changes: dict[str, Any], fate: str) -> None:
-    """Host b-1 died after 0.5 s, for 5 s; a release that says something else was deployed meanwhile."""
+    """Host b-1 died after 0.5 s, for 5 s; a release with other texts was deployed meanwhile."""
     outcome = RequestOutcome(0, "OK", b"calm sea", 0.0, 1.0, PATIENCE_S, 0, frozenset({"b-1"}))
     answers = (outcome, replace(outcome, text=b"rough"))
     assert fate_of(replace(outcome, **changes), answers, faulty(PlannedFault("kill", ("b-1",), 0.5, 5.0))) == fate
