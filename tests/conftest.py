@@ -79,7 +79,7 @@ MAY_LACK = re.compile(
 
 
 @pytest.fixture(autouse=True, scope="session")
-def apart_from_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+def isolate_from_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The user's settings, servers and web proxy do not reach a test."""
     nothing = str(tmp_path_factory.mktemp("user") / "nothing")
     os.environ |= dict.fromkeys(("XDG_STATE_HOME", "ONESWEEP_STATE"), nothing)

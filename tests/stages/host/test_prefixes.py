@@ -23,7 +23,7 @@ from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import KEY, event_of, open_host, send
 
 MINE, YOURS = b"m" * 16, b"y" * 16
-FIRST = LONG_PROMPT[:300]  # nine whole pieces
+FIRST = LONG_PROMPT[:300]  # nine whole chunks
 SECOND = FIRST + LONG_PROMPT[:130]
 PIECE_BYTES = 3 * 2 * ATTEND_POSITIONS * 32 * 4 + 8 * ATTEND_POSITIONS  # for three parts of one layer
 
@@ -62,7 +62,7 @@ async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> li
         ({"clean": SECOND[:330]}, 1),
         ({"clean": SECOND[:289]}, 1),
     ],
-    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "a part of one", "one token more"],
+    ids=["text", "int8", "drafts", "a tree", "scores", "whole chunks", "a part of one", "one token more"],
 )
 async def test_a_text_after_a_cached_prefix_is_the_text_without_the_cache(
     whole: Parts, fields: dict[str, Any], results: int
