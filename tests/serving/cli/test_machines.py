@@ -108,7 +108,7 @@ def test_machines_of_a_computer_differ_in_name(
                 assert found == there, "by the name of its ticket, too"
 
 
-def test_a_ticket_is_accepted_only_by_the_server_that_made_it(rendezvous: Rendezvous) -> None:
+def test_a_ticket_with_a_wrong_server_or_secret_is_refused(rendezvous: Rendezvous) -> None:
     given, silent = ticket(rendezvous), f"127.0.0.1:{free_port_block(1)}"
     for wrong, error, says in (
         (replace(given, fingerprint="0" * 64), ServiceError, "is not the ticket's"),

@@ -214,7 +214,9 @@ def test_unwritable_output_is_an_error(capsys: pytest.CaptureFixture[str], monke
         assert capsys.readouterr().err == "onesweep: cannot write the output: No space left on device\n"
 
 
-def test_disk_errors_exit_1(bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_error_exits_with_1(
+    bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     assert main(["deploy", "--router", "127.0.0.1:1", str(bundles / "own")]) == 1
     assert "Input/output error" in capsys.readouterr().err

@@ -156,7 +156,7 @@ def test_the_demo_checks_speculation_of_a_pretrained_model(tmp_path: Path, onesw
         (["{own}", "x", "--blocks", "2"], "has 3 blocks, not 2: import it again"),
     ],
 )
-def test_mistakes_are_named(
+def test_a_wrong_argument_is_explained(
     gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str
 ) -> None:
     places = {"tmp": tmp_path, "gguf": gguf, "own": bundles / "own"}

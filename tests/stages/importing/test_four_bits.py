@@ -218,7 +218,9 @@ def test_quantized_groups_have_less_error_than_equal_steps() -> None:
     assert (found[6] - weight[6]).abs().max() <= 16
 
 
-def test_importing_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_imported_in_4_bits(
+    weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = write_folder(tmp_path / "model", weights, WIDE), tmp_path / "out"
     assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--weights", "q4"]) == 0
     assert "with 4-bit weights" in capsys.readouterr().out
