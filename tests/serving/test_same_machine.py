@@ -120,7 +120,7 @@ def test_a_token_is_sent_to_two_routers_only_if_it_is_the_same(tmp_path: Path, s
     both = "127.0.0.1:1,127.0.0.1:2"
     make_own_token(tmp_path / "one", *both.split(","))
     assert own_token(both) == own_token("localhost:2") != ""
-    assert not Keyring(tmp_path / "one").shared, "nobody else's places are kept from the one user"
+    assert not Keyring(tmp_path / "one").shared, "no places are reserved for other users"
     make_own_token(tmp_path / "other", "127.0.0.1:2")
     assert own_token(both) == ""
     assert own_token(f"{both},127.0.0.1:3") == ""
@@ -159,7 +159,7 @@ def test_another_user_of_this_machine_is_refused(bundles: Path, state: Path, one
         assert found == dict.fromkeys([*ROUTER_CALLS, *HOST_CALLS], "UNAUTHENTICATED")
         asked = {"model": "onesweep-ar", "prompt": "x", "max_tokens": 2}
         said = httpx.post(f"http://{http}/v1/completions", json=asked, headers={"authorization": "Bearer none"})
-        assert said.status_code == 200, "the gateway lends its token to the page: docs/security.md says so"
+        assert said.status_code == 200, "the gateway lends its token to the page: see docs/security.md"
     finally:
         assert onesweep("down")[0] == 0
     assert not list(state.glob("*.token"))

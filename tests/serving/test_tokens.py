@@ -67,7 +67,7 @@ def test_a_changed_file_is_read_again(path: Path, caplog: pytest.LogCaptureFixtu
     write_tokens(path, [replace(ALICE, sha256=token_hash(token))])
     keyring = Keyring(path)
     path.write_text("broken")
-    assert keyring.identify(token_metadata(token), "generate").name == "alice", "a mistake in the file locks nobody out"
+    assert keyring.identify(token_metadata(token), "generate").name == "alice", "a mistake in the file locks no key out"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     write_tokens(path, [])
     with pytest.raises(StatusError, match="unknown token"):

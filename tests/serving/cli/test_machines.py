@@ -77,7 +77,7 @@ def test_a_machine_joins_once_and_resumes_its_place(rendezvous: Rendezvous) -> N
     with pytest.raises(ServiceError, match="no longer admits this machine: give a new ticket"), place(None):
         pass
     with place(ticket(rendezvous), "paris") as again:
-        assert again.secret != first.secret, "who was let go comes back with a new ticket"
+        assert again.secret != first.secret, "a removed machine returns with a new ticket"
     (again.directory / "lock").unlink()
     (again.directory / "lock").mkdir()
     with pytest.raises(OnesweepError, match=r"cannot write .*lock: Is a directory"), place(None):
@@ -93,7 +93,7 @@ def test_machines_of_a_computer_differ_in_name(
         place(ticket(rendezvous, 1, "oslo")) as other,
     ):
         assert two.name == f"{one.name[:28]}-2"
-        assert other.name == "oslo", "as the ticket says"
+        assert other.name == "oslo", "the name of the ticket"
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
         with pytest.raises(InputError, match="this ticket is for a machine named lyon: omit --name"):
             machines._place(named := ticket(rendezvous, 1, "lyon"), "rome", ExitStack())
@@ -205,7 +205,7 @@ def test_serve_waits_for_machines_until_they_join_or_are_removed(
     rendezvous.machines["tokyo"].notices = None
     assert waited(lambda: None, wait=2) == ["paris", "oslo"]
 
-    assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
+    assert waited(pass_time) == ["paris", "oslo"], "others replace a machine that stays away"
     with pytest.raises(InputError, match=r"or machine 'tokio' \(did you mean tokyo.*; choose from paris, tok.*rome$"):
         invite(revoke="tokio")
     with pytest.raises(InputError, match="--revoke makes no ticket: leave out --days, or --revoke"):
@@ -291,6 +291,6 @@ def test_a_machine_of_the_ring_may_be_away_for_a_minute(
     ring.topology, rendezvous.machines["tokyo"].notices = ring._topology({"tokyo": (0,)}), asyncio.Queue()
     ring._situation()
     rendezvous.remove_machines(["tokyo"])
-    assert ring._situation() == ({"paris"}, {"paris"}), "who is let go is not waited for"
+    assert ring._situation() == ({"paris"}, {"paris"}), "a removed machine is not awaited"
     rendezvous.machines["paris"].leaving = True
-    assert ring._situation() == (set(), set()), "one that says so goes at once"
+    assert ring._situation() == (set(), set()), "a leaving machine is removed at once"

@@ -49,7 +49,7 @@ def test_omitted_settings_are_left_to_the_router() -> None:
     request = message_of("x")
     assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec", "draft"))
     assert message_of("x", temperature=0.0).HasField("temperature")
-    assert message_of(b"\xff").prompt == b"\xff", "the router says what is wrong with bytes"
+    assert message_of(b"\xff").prompt == b"\xff", "the router explains invalid bytes"
 
 
 @pytest.mark.parametrize(

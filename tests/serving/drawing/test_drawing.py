@@ -65,7 +65,7 @@ def test_a_chain_draws_in_one_trip(artist: Client) -> None:
     three = artist.draw("one", seed=SEED, levels=6, pictures=3).wire_bytes[1:3]
     for size, larger in zip(drawn.wire_bytes[1:3], three, strict=True):
         assert estimate < size
-        assert abs(larger - size - 2 * estimate) < 40, "what else travels does not grow with the pictures"
+        assert abs(larger - size - 2 * estimate) < 40, "the rest of the message does not grow with the pictures"
     assert {preview.block for preview in shown} <= {0, 1}, "they take links of their own, and may come too late"
     assert np.array_equal(artist.draw("one", seed=SEED, levels=6).pixels, drawn.pixels)
     assert not np.array_equal(artist.draw("one", seed=SEED + 1, levels=6).pixels, drawn.pixels)

@@ -352,7 +352,7 @@ def test_closing_a_stream_ends_its_request(
     next(iter(stream))
     stream.close()
     until(lambda: sessions(deployment) == 0)
-    assert completed() - before < 3 * length, "what nobody waited for was not computed"
+    assert completed() - before < 3 * length, "the rest was not computed"
 
 
 def test_the_model_list_has_the_served_modes(openai: OpenAI, client: Client) -> None:

@@ -59,7 +59,7 @@ def test_ending_a_race_frees_hosts(http: httpx.Client, deployment: Deployment, c
             if '"trip"' in line:
                 break
     until(lambda: sessions(deployment) == 0)
-    assert completed() - before < 3 * length, "what nobody waited for was not computed"
+    assert completed() - before < 3 * length, "the rest was not computed"
 
 
 def test_the_hosts_are_listed_with_their_entrants(http: httpx.Client, deployment: Deployment) -> None:

@@ -62,7 +62,7 @@ def test_a_template_takes_tools_if_they_change_its_text(source: str) -> None:
         ChatTemplate(taught).render(HELLO, [{"function": {"name": "ship"}}])
     tool = {"name": "ship", "parameters": {"type": "object", "propertyNames": {}}}
     schema = ChatTemplate(taught).call_schema([{"function": tool}], ["ship"])
-    assert json.loads(schema)["$defs"] == {"ship": {"type": "object"}}, "what a call cannot be held to is left out"
+    assert json.loads(schema)["$defs"] == {"ship": {"type": "object"}}, "unenforceable keywords are left out"
 
 
 @pytest.mark.parametrize(

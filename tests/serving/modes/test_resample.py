@@ -52,7 +52,7 @@ def test_candidates_that_do_not_fit_are_refused_before_drafting(ring: Client, mo
     monkeypatch.setattr(LocalModel, "max_draft_bytes", 100 * 2 * 32 * 4 * 30)
     assert write(ring, max_bytes=100, candidates=30).candidates == 30
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
-    assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
+    assert write(ring, max_bytes=400).candidates == 7, "the default is the number that fits"
     monkeypatch.setattr(LocalModel, "draft", None)
     with pytest.raises(RequestRefused, match="are too many: the drafter has memory for at most 30; give"):
         write(ring, max_bytes=100, candidates=31)

@@ -85,7 +85,9 @@ def test_byte_tokens_of_a_character_are_decoded_together() -> None:
     assert reader.end() == b"", "a character that does not come is not shown"
     reader = spelling.detokenizer(b"")
     told = [reader.feed(spelling.vocabulary.encode([token])) for token in (euro[1], euro[2], euro[0], ids("</s>"))]
-    assert (b"".join(told) + reader.end()).decode() == UNKNOWN * 2, "bytes that begin none are, also at the end"
+    assert (b"".join(told) + reader.end()).decode() == UNKNOWN * 2, (
+        "bytes that start no character are shown, also at the end"
+    )
 
 
 @given(texts, st.integers(1, 30), st.lists(texts.filter(bool), max_size=2))

@@ -225,7 +225,7 @@ def test_hosts_on_every_wrong_path_are_suspects() -> None:
     suspicion.add(frozenset({"a-2", "b-1"}))
     assert suspicion.names == {"b-1"}
     suspicion.add(frozenset({"a-1", "b-2"}))
-    assert suspicion.names == {"a-1", "b-2"}, "more than one lies: it begins anew"
+    assert suspicion.names == {"a-1", "b-2"}, "more than one lies: it starts again"
     for _ in range(CLEARED_AFTER):
         assert suspicion.names
         suspicion.passed()

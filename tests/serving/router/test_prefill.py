@@ -97,7 +97,7 @@ def test_hosts_that_write_candidates_are_replaced_and_audited(
     assert loss.lost
     expected = ring.generate(prompt, seed=5, **request)
     assert result.output == expected.output
-    assert (result.sweeps, expected.sweeps) == (5, 4), "the prompt, three chunks, and once more what was known"
+    assert (result.sweeps, expected.sweeps) == (5, 4), "the prompt, three chunks, and the known text once more"
     loss.lost = "none"
     audited = pairs[1].status().audits.audited
     assert pairs[1].generate(prompt, seed=5, **request).output == expected.output

@@ -138,7 +138,7 @@ async def test_a_returning_host_gets_the_current_release(state: RolloutState) ->
     assert state.next_updates(links, 100.0 + RETRY_S) == [lacks]
     state.begin("deployment begins")
     state.due_at.clear()
-    assert state.next_updates(links, 1e6) == [], "it would take the place of what is deployed"
+    assert state.next_updates(links, 1e6) == [], "it would replace the deployed release"
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.FAILED_PRECONDITION])

@@ -135,7 +135,7 @@ def test_an_interrupted_transfer_resumes_within_the_file(
         sizes = [path.stat().st_size for path in (store / contents.name).rglob("*.safetensors")]
         assert len(sizes) == 2
         assert sum(sizes) > CUT_BYTES
-        assert sent >= sum(sizes) + spoilt * CUT_BYTES / 2, "with what was sent again"
+        assert sent >= sum(sizes) + spoilt * CUT_BYTES / 2, "with the bytes that were sent again"
         assert (passed[0] > sum(sizes) + CUT_BYTES * 3 / 4) == spoilt
 
     with empty_host(host, store):

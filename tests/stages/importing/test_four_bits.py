@@ -160,7 +160,7 @@ def test_a_drafter_is_imported_if_its_tokens_match(
         out = tmp_path / (f"{'with' if stored else 'without'} {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
         assert main(command) == (0 if stored else 2)
-        assert out.exists() == bool(stored), "what cannot be is refused before the model is read"
+        assert out.exists() == bool(stored), "a wrong drafter is refused before the model is read"
         if stored:
             plans = [plan_host(out, (block,)) for block in range(2)]
             assert [plan.draft_model for plan in plans] == [out / "local"] * 2

@@ -53,7 +53,7 @@ def test_archives_and_folders_give_the_same_pictures(tmp_path: Path) -> None:
         Image.merge("RGBA", bands).save(path)
     colour = load_pictures(tmp_path / "folders").train
     assert colour.pixels[0, :, 0, 0].tolist() == [1, 2, 3]
-    assert colour.pixels[0, :, 7, 7].tolist() == [255, 255, 255], "what cannot be seen is white"
+    assert colour.pixels[0, :, 7, 7].tolist() == [255, 255, 255], "transparent pixels are white"
     assert colour.pixels.is_contiguous(), "its digest is made of the bytes"
 
 

@@ -61,7 +61,7 @@ def test_a_harmful_worker_is_named_and_expelled(network: Start) -> None:
             payload = net.payload("block-0", noise)
             lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
             assert submit(net, lie, payload).outcome == ACCEPTED
-        assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "nobody waits for who is expelled"
+        assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "no round waits for an expelled worker"
     until(lambda: net.ledger.round("block-0") == MAX_STRIKES + 2)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
     assert f"version {MAX_STRIKES} of block-0: it changes the loss on held-out text by +" in liar.problem
