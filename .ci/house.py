@@ -248,7 +248,7 @@ def counts(root: Path) -> list[Count]:
         Count("lines of a function, median", statistics.median((n.end_lineno or 0) - n.lineno + 1 for n in functions)),
         Count("class names that occur twice", sum(n > 1 for n in classes.values()), 0),
         Count("comments per 100 lines", 100 * sum(m.comments() for m in modules) / lines, 4, at_least=True),
-        Count("test lines", sum(path.read_text().count("\n") for path in tests), 34_662),
+        Count("test lines", sum(path.read_text().count("\n") for path in tests), 34_656),
     ]
 
 

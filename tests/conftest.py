@@ -56,7 +56,7 @@ pytest_plugins = ["tests.fast_tier"]
 INITIAL_SEED = 67280421310721  # torch's own default
 PATIENCE_S = 180.0  # for a state that comes: waiting longer costs nothing, and a busy machine needs it
 POLL_S = 0.02
-# Of servers in this process: a machine that is busy with other things may keep them waiting for seconds.
+# For servers in this process: a machine that is busy with other things may keep them waiting for seconds.
 HOP_TIMEOUT_S = 5.0
 # And busy ones with the usual pause take twice as much time from the tests.
 KEEP_WARM_S = 0.5
@@ -79,7 +79,7 @@ MAY_LACK = re.compile(
 
 
 @pytest.fixture(autouse=True, scope="session")
-def apart_from_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+def isolate_from_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The user's settings, servers and web proxy do not reach a test."""
     nothing = str(tmp_path_factory.mktemp("user") / "nothing")
     os.environ |= dict.fromkeys(("XDG_STATE_HOME", "ONESWEEP_STATE"), nothing)
@@ -89,7 +89,7 @@ def apart_from_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def refuse_skips() -> Generator[None, Report, Report]:
-    """Of tests, and of modules: one may be skipped whole."""
+    """Skips of tests and of modules: one may be skipped whole."""
     report = yield
     if report.skipped and "CI" in os.environ and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
@@ -101,7 +101,7 @@ def refuse_skips() -> Generator[None, Report, Report]:
 pytest_runtest_makereport = pytest_make_collect_report = refuse_skips
 
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of the many processes that tests start, one compiles our modules
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # one of the many processes that tests start compiles our modules
 
 
 def shake(module: nn.Module, seed: int) -> nn.Module:
@@ -326,7 +326,7 @@ def needs_lab() -> None:
 
 @pytest.fixture
 def unused_port() -> int:
-    """A loopback port where nobody listens."""
+    """A loopback port where no server listens."""
     return free_port_block(1)
 
 

@@ -1,4 +1,4 @@
-"""What lies in deploy/ fits the code: dashboards and alerts ask for metrics that are exported, and docs list them."""
+"""The files of deploy/ fit the code: dashboards and alerts query exported metrics, and docs list them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def series_of(family: MetricFamily) -> list[str]:
 
 
 EXPORTED = {series for family in FAMILIES for series in series_of(family)}
-# of Prometheus itself, and of its client
+# metrics of Prometheus itself, and of its client
 OF_ANY_PROCESS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 JOBS = {"onesweep-router", "onesweep-stage", "onesweep-http"}
 
@@ -48,7 +48,7 @@ def rules() -> list[dict[str, Any]]:
     return group["rules"]
 
 
-def test_every_panel_asks_for_what_is_exported() -> None:
+def test_every_panel_queries_exported_metrics() -> None:
     panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
@@ -62,7 +62,7 @@ def test_every_panel_asks_for_what_is_exported() -> None:
     assert unseen == router | tokens | prefixes  # alerts have router_ready
 
 
-def test_every_alert_asks_for_what_is_exported_and_says_something() -> None:
+def test_every_alert_queries_exported_metrics_and_has_a_summary() -> None:
     assert len({rule["alert"] for rule in rules()}) == len(rules())
     for rule in rules():
         assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
@@ -82,7 +82,7 @@ def test_the_example_scrapes_all_jobs_and_reads_the_rules() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_agrees() -> None:
+def test_promtool_accepts_the_configuration_and_the_rules() -> None:
     for kind, name in (("config", "prometheus.yml"), ("rules", "alerts.yml")):
         check = ["promtool", "check", kind, DEPLOY / name]
         done = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What the documentation quotes and links to is there."""
+"""Quotes and links of the documentation are valid."""
 
 import ast
 import re
@@ -15,13 +15,13 @@ from serving.cli.commands import Command, walk
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 VARIABLE = re.compile(r"\.\.\.|\[[^]]*\]|\([^)]*\)|'[^']*'|\S*\d\S*|\w+_\w+|\bchain\b")
-"""What stands in a quoted message for something else: dots, lists, quoted values, and words with a digit."""
+"""Placeholders in a quoted message: dots, lists, quoted values, and words with a digit."""
 SHORTEST = 6
 
 
 @cache
 def messages() -> tuple[str, ...]:
-    """Every text in the code; what is put into it is a NUL."""
+    """Every text in the code, with a NUL for each placeholder."""
     found = set()
     for package in ("stages", "serving"):
         for path in (ROOT / package).rglob("*.py"):
@@ -34,33 +34,33 @@ def messages() -> tuple[str, ...]:
 
 
 def quoted() -> Iterator[str]:
-    """The sentences that troubleshooting.md begins its entries with."""
+    """The sentences at the start of the entries in troubleshooting.md."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     for heading in re.findall(r"\*\*(`.+?`)\.?\*\*", page, re.DOTALL):
         yield from (" ".join(quote.split()) for quote in re.findall(r"`([^`]+)`", heading))
 
 
-def is_said(quote: str) -> bool:
-    """Whether the code has all of it that is not variable; messages stand in messages, so not all in one."""
+def is_in_code(quote: str) -> bool:
+    """True if the code has all of it that is not variable; messages stand in messages, so not all in one."""
     runs = [run.strip(" :;,()") for run in VARIABLE.split(quote)]
     long = [run for run in runs if len(run) >= SHORTEST]
     return bool(long) and all(any(run in message for message in messages()) for run in long)
 
 
-def test_quoted_messages_are_those_of_the_code() -> None:
+def test_quoted_messages_are_in_the_code() -> None:
     quotes = list(quoted())
     assert len(quotes) > 20
-    unknown = [quote for quote in quotes if not is_said(quote)]
-    assert not unknown, "troubleshooting.md quotes what nobody says:\n" + "\n".join(unknown)
+    unknown = [quote for quote in quotes if not is_in_code(quote)]
+    assert not unknown, "troubleshooting.md quotes messages that the code lacks:\n" + "\n".join(unknown)
 
 
-def test_a_message_that_nobody_says_is_caught() -> None:
-    assert is_said("host host-2 is not ready: ... did not answer within 5.0 s")
-    assert not is_said("the moon at 10.8.0.1:7701 is not reachable")
+def test_a_quoted_message_that_the_code_lacks_is_found() -> None:
+    assert is_in_code("host host-2 is not ready: ... did not answer within 5.0 s")
+    assert not is_in_code("the moon at 10.8.0.1:7701 is not reachable")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     def anchors(target: Path) -> set[str]:
         titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -79,7 +79,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 # The reference
 
 
-def test_the_reference_is_that_of_the_program() -> None:
+def test_the_reference_is_up_to_date() -> None:
     assert reference.PAGE.read_text() == reference.page(), "docs/reference.md is stale: make reference"
 
 

@@ -11,13 +11,13 @@ PAGES = figures.load()["places"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_figures_of_a_page_are_those_that_were_measured(page: str) -> None:
+def test_a_page_shows_the_measured_results(page: str) -> None:
     text = (ROOT / page).read_text()
     assert figures.written(text, PAGES[page], figures.values()) == text, "run `python .ci/figures.py write`"
 
 
 @pytest.mark.parametrize("name", figures.load()["measured"])
-def test_a_result_names_what_made_it(name: str) -> None:
+def test_a_result_names_its_command_commit_machine_and_date(name: str) -> None:
     entry = figures.load()["measured"][name]
     assert entry["command"].startswith("onesweep ")
     assert len(entry["commit"]) >= 7
@@ -26,7 +26,7 @@ def test_a_result_names_what_made_it(name: str) -> None:
     assert entry["values"]
 
 
-def test_a_record_of_a_command_that_went_has_only_what_a_page_shows_beside_a_commit() -> None:
+def test_a_result_of_a_removed_command_is_shown_with_its_commit() -> None:
     shown = {name: page for page, places in PAGES.items() for place in places for name in place["figures"]}
     for name, entry in figures.load()["measured"].items():
         if name in figures.MEASUREMENTS and entry["command"] == figures.MEASUREMENTS[name].command:
@@ -35,7 +35,7 @@ def test_a_record_of_a_command_that_went_has_only_what_a_page_shows_beside_a_com
         assert all("at commit" in (ROOT / page).read_text() for page in pages), (name, pages)
 
 
-def test_a_page_takes_new_values_with_its_own_decimals() -> None:
+def test_new_values_keep_the_decimals_of_the_page() -> None:
     page = "| mode | ms | times |\n|---|---|---|\n| `ar`, 16 tokens | 8.8 | 1,000 |\nover 60 ms, 7 times"
     places = [
         {"table": "| mode | ms | times |", "row": "| `ar`, # tokens | # | # |", "figures": [None, "a.ms", "a.many"]},
@@ -47,6 +47,6 @@ def test_a_page_takes_new_values_with_its_own_decimals() -> None:
     )
 
 
-def test_a_place_that_a_page_has_no_longer_is_named() -> None:
+def test_a_missing_place_on_a_page_is_named() -> None:
     with pytest.raises(KeyError, match="over # ms"):
         figures.written("nothing", [{"table": "", "row": "over # ms", "figures": ["a.ms"]}], {"a.ms": 1.0})

@@ -15,7 +15,7 @@ def test_the_tree_keeps_every_rule(rule) -> None:
 
 
 @pytest.mark.parametrize("count", house.counts(ROOT), ids=lambda count: count.name)
-def test_the_tree_stays_as_small_as_it_is(count) -> None:
+def test_the_tree_does_not_grow(count) -> None:
     assert count.kept, str(count)
 
 
@@ -45,7 +45,7 @@ def test_a_broken_rule_is_reported(tmp_path: Path, rule, file: str, text: str, m
     assert all(line.startswith(message) or message in " ".join(broken) for line in broken)
 
 
-def test_a_folder_without_a_room_is_reported(tmp_path: Path) -> None:
+def test_an_unknown_top_level_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "misc").mkdir()
     (tmp_path / "misc/notes.md").write_text("")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)

@@ -25,17 +25,17 @@ UNSEEN = (
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 
-def test_every_part_passes_its_gate() -> None:
+def test_every_part_passes_its_probe() -> None:
     checks = verify(WEIGHTS)
     assert len(checks) >= 7
     assert [str(check) for check in checks if not check.ok] == []
 
 
-def test_they_are_small() -> None:
+def test_the_weights_are_small() -> None:
     assert sum(path.stat().st_size for path in WEIGHTS.rglob("*.safetensors")) < 39 << 20
 
 
-def test_the_chain_reads_the_order_of_a_text() -> None:
+def test_the_chain_uses_the_order_of_its_context() -> None:
     """Mixed up, text that the weights were not trained on is half a nat worse: the documentation that ships with
     Python."""
     directory = find_bundle(WEIGHTS).chain
@@ -58,12 +58,12 @@ def bits_of_unseen(name: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["ar", "scorer", "local"])
-def test_the_ar_models_know_english(name: str) -> None:
+def test_the_ar_models_predict_english_text(name: str) -> None:
     """Frequencies of bytes alone give over 4 bits a byte on such text."""
     assert bits_of_unseen(name) < 3
 
 
 @pytest.mark.parametrize(("scorer", "margin"), [("ar", 0.02), ("scorer", 0.0)])
-def test_scorers_know_more_than_the_drafter(scorer: str, margin: float) -> None:
+def test_scorers_predict_text_better_than_the_drafter(scorer: str, margin: float) -> None:
     """Else a trip to the hosts is worth nothing. The drafter learned the probabilities of `scorer`, so that is near."""
     assert bits_of_unseen(scorer) < bits_of_unseen("local") - margin

@@ -102,11 +102,11 @@ def check(command: list[object], home: Path, url: str, source: Path) -> None:
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_a_client_of_python(python: list[object], url: str, source: Path, tmp_path: Path, example: str) -> None:
+def test_an_example_in_python_runs(python: list[object], url: str, source: Path, tmp_path: Path, example: str) -> None:
     check([*python, EXAMPLES / example], tmp_path, url, source)
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.mjs")))
-def test_a_client_of_node(node: Path, url: str, source: Path, tmp_path: Path, example: str) -> None:
+def test_an_example_in_node_runs(node: Path, url: str, source: Path, tmp_path: Path, example: str) -> None:
     shutil.copy(EXAMPLES / example, node)  # a module is looked for beside the file that wants it
     check(["node", node / example], tmp_path, url, source)

@@ -1,4 +1,4 @@
-"""What lies in deploy/, and the commands in it."""
+"""The files of deploy/, and the commands in them."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 VALUES = {"%i": "paris", "%d": "/run/credentials", "%S": "/var/lib", "$(POD_NAME)": "stage-a-0"}
-"""What systemd and Kubernetes put into commands."""
+"""Values that systemd and Kubernetes put into commands."""
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def of_docs() -> Iterator[tuple[str, list[str]]]:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
             for command in re.findall(r"(?:^|&& )(?:sudo )?(?:\S+/)?onesweep (.*)", block.replace("\\\n", " "), re.M):
                 words = shlex.split(command.partition(" && ")[0], comments=True)
-                words = list(takewhile(lambda word: word != ">", words))  # what follows is for the shell
+                words = list(takewhile(lambda word: word != ">", words))  # the shell takes the rest
                 if not any(word.startswith(("[", "...")) for word in words):
                     yield f"{page.name}, onesweep {command}", words
 

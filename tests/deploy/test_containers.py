@@ -24,7 +24,7 @@ def compose(deploy: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_dockerfile_passes_its_linter(deploy: Path) -> None:
+def test_the_dockerfile_passes_hadolint(deploy: Path) -> None:
     beside = str(Path(sys.executable).parent)
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=beside)
     if hadolint is None:
@@ -34,7 +34,7 @@ def test_the_dockerfile_passes_its_linter(deploy: Path) -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
-def test_what_the_image_copies_is_there_and_is_sent(deploy: Path) -> None:
+def test_the_build_context_holds_exactly_the_copied_files(deploy: Path) -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (deploy / "Dockerfile").read_text(), re.MULTILINE)
     names = {name for line in copied for name in line.split()}
     assert not [name for name in names if not (deploy.parent / name).exists()]
@@ -42,7 +42,7 @@ def test_what_the_image_copies_is_there_and_is_sent(deploy: Path) -> None:
     assert names == {line[1:] for line in sent if line.startswith("!")}
 
 
-def test_the_lock_holds_what_the_image_needs_and_the_wheel_names_it(deploy: Path) -> None:
+def test_the_lock_and_the_bill_of_materials_match_the_dependencies(deploy: Path) -> None:
     """A range in pyproject.toml that the locked version is out of: `make lock`."""
     project = tomllib.loads((deploy.parent / "pyproject.toml").read_text())["project"]
     named = re.findall(r"--extra ([a-z]+)", (deploy.parent / ".ci" / "lock.sh").read_text())
@@ -56,7 +56,7 @@ def test_the_lock_holds_what_the_image_needs_and_the_wheel_names_it(deploy: Path
     assert billed == {**locked, "torch": str(torch.specifier).removeprefix("==")}
 
 
-def test_the_composition_holds_together(compose: dict[str, Any], tmp_path: Path) -> None:
+def test_the_compose_file_matches_its_topology(compose: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "topology.toml"
     path.write_text(compose["configs"]["topology"]["content"])
     topology = read_topology(path)
@@ -73,7 +73,7 @@ def test_the_composition_holds_together(compose: dict[str, Any], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_docker_understands_the_composition(deploy: Path) -> None:
+def test_docker_compose_accepts_the_file(deploy: Path) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
@@ -83,7 +83,7 @@ def test_docker_understands_the_composition(deploy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_probe_tells_health(deploy: Path, bundles: Path, servers: Any, unused_port: int) -> None:
+def test_the_probe_reports_health(deploy: Path, bundles: Path, servers: Any, unused_port: int) -> None:
     def probe(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, str(deploy / "healthy.py"), *arguments]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -34,13 +34,13 @@ def container_of(workload: Manifest) -> Manifest:
     return container
 
 
-def test_they_are_valid(manifests: list[Manifest]) -> None:
+def test_the_manifests_are_valid(manifests: list[Manifest]) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for manifest in manifests:
         validator.validate(manifest, VERSION, strict=True)
 
 
-def test_all_are_applied(deploy: Path) -> None:
+def test_kustomize_applies_all_manifests(deploy: Path) -> None:
     folder = deploy / "kubernetes"
     (kustomization,) = documents(folder / KUSTOMIZATION)
     assert {*kustomization["resources"], KUSTOMIZATION} == {path.name for path in folder.glob("*.yaml")}
@@ -60,7 +60,7 @@ def test_the_topology_names_the_pods(deploy: Path, workloads: list[Manifest]) ->
     assert [host.address for host in topology.hosts] == [f"{pod}.stages:7701" for pod in pods]
 
 
-def test_probes_ask_a_port_that_is_served(workloads: list[Manifest]) -> None:
+def test_probes_use_ports_that_are_served(workloads: list[Manifest]) -> None:
     services = set()
     for workload in workloads:
         container = container_of(workload)
@@ -75,7 +75,7 @@ def test_probes_ask_a_port_that_is_served(workloads: list[Manifest]) -> None:
     assert services == {"", "stages.v1.StageService", "serving.v1.RouterService"}
 
 
-def test_pods_may_do_little(workloads: list[Manifest]) -> None:
+def test_pods_run_without_privileges(workloads: list[Manifest]) -> None:
     for workload in workloads:
         pod, container = workload["spec"]["template"]["spec"], container_of(workload)
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -88,7 +88,7 @@ def test_pods_may_do_little(workloads: list[Manifest]) -> None:
         assert container["resources"]["limits"]["memory"]
 
 
-def test_there_is_one_router_and_its_node_can_be_drained(manifests: list[Manifest], workloads: list[Manifest]) -> None:
+def test_the_one_router_does_not_block_draining_its_node(manifests: list[Manifest], workloads: list[Manifest]) -> None:
     (router,) = [workload for workload in workloads if workload["metadata"]["name"] == "router"]
     assert (router["spec"]["replicas"], router["spec"]["strategy"]) == (1, {"type": "Recreate"})
     labels = router["spec"]["template"]["metadata"]["labels"]
@@ -97,7 +97,7 @@ def test_there_is_one_router_and_its_node_can_be_drained(manifests: list[Manifes
     assert not [chosen for chosen in budgets if chosen["matchLabels"].items() <= labels.items()]
 
 
-def test_what_is_deployed_outlives_a_pod(workloads: list[Manifest]) -> None:
+def test_releases_are_stored_on_persistent_volumes(workloads: list[Manifest]) -> None:
     for workload in workloads:
         container, pod = container_of(workload), workload["spec"]["template"]["spec"]
         stores = [word.partition("=")[2] for word in container["args"] if word.startswith("--releases=")]
@@ -110,7 +110,7 @@ def test_what_is_deployed_outlives_a_pod(workloads: list[Manifest]) -> None:
         assert not stores or pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
-def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> None:
+def test_every_mounted_secret_and_config_map_is_documented(deploy: Path, workloads: list[Manifest]) -> None:
     page = (deploy.parent / "docs" / "deploy.md").read_text()
     mounted = {
         source[key]
@@ -124,5 +124,5 @@ def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> Non
     assert [name for name in CREATED - {"topology"} if name not in page] == []
 
 
-def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest]) -> None:
+def test_pods_have_time_to_complete_their_requests(workloads: list[Manifest]) -> None:
     assert all(each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > DRAIN_S for each in workloads)

@@ -32,12 +32,12 @@ def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_systemd_understands_them(units: list[Path]) -> None:
+def test_systemd_accepts_the_units(units: list[Path]) -> None:
     checked = analyze("verify", "--man=no", *units)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_they_give_away_little(units: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_units_are_sandboxed(units: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     for unit in units:
         said = analyze("security", "--offline=true", unit).stdout
         (score,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", said)
@@ -46,7 +46,7 @@ def test_they_give_away_little(units: list[Path], capsys: pytest.CaptureFixture[
         assert float(score) <= MAX_EXPOSURE, said
 
 
-def test_secrets_are_handed_over_as_credentials(deploy: Path) -> None:
+def test_secrets_are_passed_as_credentials(deploy: Path) -> None:
     """Else the service's user had to be able to read them where they are."""
     for path in (deploy / "systemd").glob("*.service"):
         lines = path.read_text().splitlines()
@@ -59,7 +59,7 @@ def test_the_example_topology_names_the_example_host(deploy: Path) -> None:
     assert read_topology(deploy / "systemd" / "topology.toml").host("paris")
 
 
-def test_they_are_given_the_time_that_running_requests_take(deploy: Path) -> None:
+def test_the_units_have_time_to_complete_their_requests(deploy: Path) -> None:
     for path in (deploy / "systemd").glob("*.service"):
         (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", path.read_text(), re.MULTILINE)
         assert int(seconds) > DRAIN_S, path.name

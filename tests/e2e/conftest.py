@@ -32,7 +32,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A .pth file adds the libraries without running the .pth files among them, of which one finds this checkout.
     homes = {Path(spec.origin).parents[1] for name in ("grpc", "torch") if (spec := find_spec(name)) and spec.origin}
     (packages / "libraries.pth").write_text("".join(f"{home}\n" for home in homes))
-    command = environment / "bin" / "onesweep"  # pip writes none that runs where it is told the folder
+    command = environment / "bin" / "onesweep"  # with --target, pip writes none that runs
     command.write_text(f'#!/bin/sh\nexec {environment}/bin/python -m onesweep "$@"\n')
     command.chmod(0o755)
     return environment / "bin" / "python"

@@ -53,7 +53,7 @@ class Pipeline:
         self.caches, self.codec, self.read = [new_caches(a.layers, a, 512) for _ in self.stages], hidden_codec(codec), 0
 
     def logits(self, text: bytes) -> torch.Tensor:
-        """What follows each byte that was not read before: (new bytes, 256)."""
+        """Logits after each byte that was not read before: (new bytes, 256)."""
         x, self.read = torch.tensor(list(text[self.read :])), len(text)
         for index, (stage, held) in enumerate(zip(self.stages, self.caches, strict=True)):
             x = stage.read([CleanPiece(self.codec.round_trip(x, FEATURE_LIMIT) if index else x, held)])[0]
@@ -123,6 +123,6 @@ def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], coun
 
 
 def text_of(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
-    """What the model of a bundle writes after `prompt`, in the request's mode."""
+    """The text of a bundle's model after `prompt`, in the request's mode."""
     modes = {**dict.fromkeys(("sweep", "chunked"), chain_text), "resample": resampled_text}
     return modes.get(request["mode"], ar_text)(directory, prompt, request, count)

@@ -27,7 +27,7 @@ matrix_learning_rate = 0.004
 """
 
 
-def test_digits_of_a_trained_chain_are_read(tmp_path: Path) -> None:
+def test_a_classifier_recognizes_digits_drawn_by_a_trained_chain(tmp_path: Path) -> None:
     data, chain = DIGITS / "digits.npz", tmp_path / "bundle" / "chain"
     config = tmp_path / "digits.toml"
     config.write_text(SETTINGS)

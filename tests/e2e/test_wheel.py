@@ -18,7 +18,7 @@ def run(python: Path, *arguments: str, within_s: float) -> subprocess.CompletedP
     )
 
 
-def test_the_public_names_are_there_and_a_client_needs_no_torch(python: Path) -> None:
+def test_the_public_names_import_without_torch(python: Path) -> None:
     code = "import sys, onesweep; onesweep.Client, onesweep.Result; print(onesweep.__file__, 'torch' in sys.modules)"
     shown = run(python, "-c", code, within_s=100)
     assert shown.returncode == 0, shown.stderr
@@ -34,7 +34,7 @@ def test_the_demo_runs_with_the_weights_of_the_wheel(python: Path) -> None:
     assert "\nauto: " in shown.stdout
 
 
-def test_the_command_tells_its_version_and_looks_into_the_weights_of_the_wheel(python: Path) -> None:
+def test_the_command_prints_its_version_and_inspects_the_weights(python: Path) -> None:
     shown = run(python, "-m", "onesweep", "--version", within_s=100)
     assert shown.stdout.startswith("onesweep 0."), shown.stderr
     (weights,) = python.parents[1].glob("lib/python3*/site-packages/onesweep/weights/ar")

@@ -57,7 +57,7 @@ FLOODS: dict[str, Callable[[str], Iterator[bytes]]] = {
     "ping": lambda path: iter(lambda: frame(PING, 0, 0, bytes(8)), b""),
 }
 OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS)
-HELD = {"silent": b"", "idle": OPENING}  # what each connection sends before it waits
+HELD = {"silent": b"", "idle": OPENING}  # sent by each connection before it waits
 ATTACKS = (*FLOODS, *HELD)
 
 

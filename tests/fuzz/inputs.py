@@ -73,7 +73,7 @@ def _change_one(rng: random.Random, message: Message, others: Sequence[Message])
     fields = message.DESCRIPTOR.fields
     if not fields:
         return
-    # what is set was needed: change that more often than what is not
+    # change fields that are set more often: they are needed
     likely = [field for field, _ in set_fields] if set_fields and rng.random() < 0.7 else list(fields)
     field: Any = rng.choice(likely)
     if rng.random() < 0.15:

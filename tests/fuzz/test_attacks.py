@@ -20,7 +20,7 @@ ASKED = {"mode": "ar", "max_tokens": 8, "seed": 5, "timeout_s": 60.0}
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_attacks_cost_others_no_text(bundles: Path) -> None:
+def test_other_requests_survive_attacks(bundles: Path) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     targets = {
         topology.router: "/serving.v1.RouterService/Generate",

@@ -1,4 +1,4 @@
-"""What fuzzing found, each input as small as it goes: docs/research/reliability.md lists them with their fixes."""
+"""Inputs that fuzzing found, each as small as possible: docs/research/reliability.md lists them with their fixes."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ CALL_S = 20.0
 
 
 def own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What was logged, but for gRPC's poller: of several event loops in one process two may read one wake-up."""
+    """Log records, but not of gRPC's poller: of several event loops in one process two may read one wake-up."""
     return [record for record in caplog.records if "PollerCompletionQueue" not in record.getMessage()]
 
 
@@ -74,10 +74,10 @@ def served(story: Callable[[str], Awaitable[Any]], lying: bool = False) -> Any:
 
 
 async def raw_call(address: str, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
-    """How it ends, and how many answers came before."""
+    """The final status, and the number of answers before it."""
     sent = [stage_pb2.HopBatch(number=1).SerializeToString(), data] if method == "Push" else [data]
     async with grpc.aio.insecure_channel(address) as channel:
-        call, count = channel.stream_stream(f"/stages.v1.StageService/{method}"), 0  # of one message where it is unary
+        call, count = channel.stream_stream(f"/stages.v1.StageService/{method}"), 0  # a unary call has one message
         try:
             async for _ in call(iter(sent), timeout=CALL_S):
                 count += 1
@@ -87,7 +87,7 @@ async def raw_call(address: str, method: str, data: bytes) -> tuple[grpc.StatusC
 
 
 @pytest.mark.parametrize("method", ["Describe", "Subscribe", "Push"])
-def test_a_request_that_is_no_message_is_refused(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_request_message_is_refused(method: str, caplog: pytest.LogCaptureFixture) -> None:
     code, answers = served(lambda address: raw_call(address, method, NO_MESSAGE))
     assert code is grpc.StatusCode.INVALID_ARGUMENT, "it was UNKNOWN, with a traceback in the log"
     assert answers <= 1
@@ -96,7 +96,7 @@ def test_a_request_that_is_no_message_is_refused(method: str, caplog: pytest.Log
     assert (code, answers) == (grpc.StatusCode.OK, 2 if method == "Push" else 1)
 
 
-def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_answer_fails_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async def story(address: str) -> None:
         relay = Relay(address, 1 << 20, CALL_S)
         try:
@@ -117,12 +117,12 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])
-def test_when_to_come_back_is_a_number_or_nothing(said: str, due: int | None) -> None:
+def test_an_invalid_retry_time_is_ignored(said: str, due: int | None) -> None:
     assert retry_after_ms({RETRY_AFTER: said}) == due
 
 
 @pytest.mark.parametrize(("rtt_ms", "problem"), [(1.5, ""), (float("nan"), "impossible round trips")])
-async def test_a_round_trip_that_cannot_be_is_a_problem(rtt_ms: float, problem: str) -> None:
+async def test_an_impossible_round_trip_time_is_reported(rtt_ms: float, problem: str) -> None:
     link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), CALL_S)
     info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
     info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
@@ -137,7 +137,7 @@ async def test_a_round_trip_that_cannot_be_is_a_problem(rtt_ms: float, problem: 
     assert bool(problem) == bool(link.problem)
 
 
-def test_pictures_of_another_size_than_they_say_are_an_error_of_the_router() -> None:
+def test_pictures_that_do_not_match_their_header_are_an_error() -> None:
     answer = _DrawnAnswer(None)
     answer.read(
         router_pb2.DrawResponse(pictures=router_pb2.Pictures(pixels=bytes(784), count=1, channels=1, height=28))
@@ -151,7 +151,7 @@ def test_pictures_of_another_size_than_they_say_are_an_error_of_the_router() -> 
 
 
 @pytest.mark.parametrize("number", [LONG, f"0x{'f' * 5000}"])
-def test_a_number_without_end_is_a_mistake_in_toml(number: str, tmp_path: Path) -> None:
+def test_a_number_of_5000_digits_in_toml_is_refused(number: str, tmp_path: Path) -> None:
     path = tmp_path / "file.toml"
     for read, text in (
         (read_topology, local_topology(1, 1, tmp_path).to_toml().replace('"host-1"', number)),

@@ -1,4 +1,4 @@
-"""A host that answers its router ten thousand times with what no sound host says: others lose no text, and the router
+"""A host sends its router ten thousand answers that no correct host sends: others lose no text, and the router
 stays as it is."""
 
 import asyncio
@@ -79,7 +79,7 @@ class HostileHost(stage_pb2_grpc.StageServiceServicer):
         return self._changed(stage_pb2.WarmResponse(padding=bytes(request.reply_bytes)))
 
 
-def test_ten_thousand_answers_of_a_hostile_host(
+def test_other_requests_survive_ten_thousand_answers_of_a_hostile_host(
     bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, port = bundles / "own", free_port_block(5)

@@ -1,4 +1,4 @@
-"""What is read from bytes that others wrote ends in a result or a sentence, whatever the bytes are."""
+"""Any bytes that others wrote give a result or an error message."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ from tests.fuzz.inputs import changed, damaged
 from tests.fuzz.readers import readers
 from tests.stages.hops import step
 
-INPUTS = 40  # of each reader; `python .ci/fuzz files` has no end
+INPUTS = 40  # for each reader; `python .ci/fuzz files` has no end
 
 
 def hop() -> stage_pb2.Hop:
@@ -29,7 +29,7 @@ def hop() -> stage_pb2.Hop:
 def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
     rng = random.Random(7)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a reader that only warns would go on with what it warned of
+        warnings.simplefilter("error")  # a reader that only warns would continue after its warning
         for reader in readers(tmp_path):
             reader.read(reader.sample)
             for _ in range(INPUTS):
@@ -37,7 +37,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
                     reader.read(damaged(rng, reader.sample))
 
 
-def test_damage_leaves_other_bytes_and_never_fails() -> None:
+def test_damage_changes_the_bytes_and_never_fails() -> None:
     rng, data = random.Random(1), hop().SerializeToString()
     found = {damaged(rng, data, [b"", b"x", data]) for _ in range(500)} | {damaged(rng, b"")}
     assert len(found) > 400
@@ -61,8 +61,8 @@ def test_changes_reach_every_field_and_its_extremes() -> None:
 
 @pytest.mark.slow  # a gateway is started
 @pytest.mark.parametrize("target", ["hop", "request", "http", "files"])
-def test_seeds_of_a_target_are_taken(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guided fuzzer begins with messages that the code takes."""
+def test_a_fuzz_target_accepts_its_seeds(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guided fuzzer starts from messages that the code accepts."""
     folder = Path(__file__).resolve().parents[2] / ".ci/fuzz"
     monkeypatch.syspath_prepend(str(folder))
     module = __import__("file_targets" if target == "files" else "serving_targets")

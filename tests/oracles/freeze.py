@@ -1,7 +1,7 @@
-"""Writes the frozen files anew: `python -m tests.oracles.freeze [NAME ...]`; the names are below, none means all.
+"""Writes the frozen files again: `python -m tests.oracles.freeze [NAME ...]`; the names are below, none means all.
 
 Only for a change that is meant to change outputs: say in the commit which ones, and why. `texts`, `scoring` and
-`training` hold what must not change at all. Of `wire`, `payload`, `codecs` and `updates` must not change either; `hops`
+`training` hold what must not change at all. In `wire`, `payload`, `codecs` and `updates` must not change either; `hops`
 moves by a few bytes with the layout of messages.
 """
 

@@ -26,7 +26,7 @@ ENTRANTS: dict[str, dict[str, Any]] = {
     "local": {"mode": "local"},
     "auto": {"mode": "auto"},
 }
-"""What time would decide is given: how much is drafted. `auto` has no budget, so that the best text is its choice."""
+"""The length of drafts, which time would decide, is fixed. `auto` has no budget, so it chooses the best text."""
 WITHOUT_CODEC = {"local", "auto"}
 ALSO_INT4 = {"sweep", "chunked"}
 BYTES = 20
@@ -41,7 +41,7 @@ BY_DEVICE = {
     *("sha256", "text", "output_hex", "symbols"),
     *("digest", "ar_digest", "scorer_digest", "file", "release", "releases"),
 }
-"""What may differ on a processor that rounds otherwise; numbers beside it are compared loosely there."""
+"""Parts that may differ on a processor that rounds otherwise; numbers beside it are compared loosely there."""
 
 
 LOOSE = 0.02
@@ -52,7 +52,7 @@ LOOSE = 0.02
 
 
 def frozen(name: str) -> tuple[dict[str, Any], bool]:
-    """What was frozen, and whether this machine computes as the one did that froze it."""
+    """The frozen record, and whether this machine computes as the one did that froze it."""
     record = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return record["frozen"], record["machine"] == rig.machine()
 
@@ -63,7 +63,7 @@ def freeze(name: str, found: dict[str, Any]) -> None:
 
 
 def differences(old: Any, new: Any, exact: bool, at: str = "") -> list[str]:
-    """Where two records differ. exact: bit for bit; else numbers may be a little apart."""
+    """The places where two records differ. exact: bit for bit; else numbers may be a little apart."""
     if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
         return [
             each
@@ -85,7 +85,7 @@ def plain(record: Any) -> Any:
     return json.loads(json.dumps(record))
 
 
-# What is frozen
+# The frozen outputs
 
 
 def texts(ring: Ring, turn: int | None = None) -> dict[str, str]:
@@ -105,7 +105,7 @@ def texts(ring: Ring, turn: int | None = None) -> dict[str, str]:
 
 
 def scoring(ring: Ring) -> dict[str, Any]:
-    """What scorers say of candidates and guesses, and what the modes make of it."""
+    """Scores of candidates and draft tokens, and the choices of the modes."""
     found: dict[str, Any] = {}
     guesses = b"said that"
     for scorer in ("scorer", "ar"):

@@ -92,7 +92,7 @@ def ring(weights: Path, hosts: int, replicas: int = 1) -> Iterator[Ring]:
     """A bundle on so many hosts of each of so many replicas."""
     topology = local_topology(hosts, 3, weights, free_port_block(hosts * replicas + 1) + 1, replicas)
     with open_servers() as servers:
-        # what hosts have in memory of an earlier text, and so the bytes of a later one, depends on the time
+        # the time decides which prefixes hosts keep, and so the bytes of a later text
         servers.hosts(topology, weights, hop_timeout_s=PATIENT_S, prefix_mb=0)
         servers.router(topology, weights, ring={"hop_timeout_s": PATIENT_S})
         wait_ready(topology.router)
@@ -101,7 +101,7 @@ def ring(weights: Path, hosts: int, replicas: int = 1) -> Iterator[Ring]:
 
 
 def command(*arguments: object) -> str:
-    """What a command writes to its standard output, as it would in a process of its own."""
+    """The standard output of a command, as it would in a process of its own."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         code = main([str(argument) for argument in arguments])
@@ -151,7 +151,7 @@ def sha256(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-# What travels
+# Messages on the wire
 
 
 def state_payloads() -> dict[str, Any]:
@@ -225,7 +225,7 @@ def weights_of(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def checkpoint_of(directory: Path) -> dict[str, Any]:
-    """Of every part's file, by its name without the digest."""
+    """For every part's file, by its name without the digest."""
     return {path.name.rpartition("-")[0]: weights_of(load_file(path)) for path in directory.glob("*.safetensors")}
 
 

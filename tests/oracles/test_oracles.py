@@ -1,6 +1,6 @@
 """Outputs that were frozen are still the same: texts byte for byte, digests bit for bit.
 
-`python -m tests.oracles.freeze` writes them anew, where a change is meant.
+`python -m tests.oracles.freeze` writes them again after an intended change.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.oracles import record, rig
 from tests.oracles.rig import Ring
 
 SHARE = 0.1
-"""Of the texts, may differ on a processor that rounds otherwise: a draw that falls between two roundings is rare."""
+"""This share of the texts may differ on a processor that rounds otherwise: few draws fall between two roundings."""
 
 
 @pytest.fixture(scope="module")
@@ -41,34 +41,34 @@ def check_texts(found: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("turn", range(len(record.OTHERS)), ids=record.OTHERS.keys())
-def test_every_mode_writes_the_same_on_other_topologies(weights: Path, turn: int) -> None:
+def test_texts_are_the_frozen_ones_on_other_topologies(weights: Path, turn: int) -> None:
     with rig.ring(weights, *list(record.OTHERS.values())[turn]) as ring:
         check_texts(record.texts(ring, turn))
 
 
-def test_every_mode_writes_what_it_wrote(usual: Ring) -> None:
+def test_texts_are_the_frozen_ones(usual: Ring) -> None:
     found = record.texts(usual)
     assert found.keys() == record.frozen("texts")[0].keys()
     check_texts(found)
 
 
-def test_scores_verdicts_and_choices_are_what_they_were(usual: Ring) -> None:
+def test_scores_verdicts_and_choices_are_the_frozen_ones(usual: Ring) -> None:
     check("scoring", record.scoring(usual))
 
 
-def test_hops_carry_what_they_carried(usual: Ring) -> None:
+def test_hops_carry_the_frozen_messages(usual: Ring) -> None:
     check("wire", record.wire(usual))
 
 
-def test_commands_print_the_json_that_they_printed(usual: Ring, tmp_path: Path) -> None:
+def test_commands_print_the_frozen_json(usual: Ring, tmp_path: Path) -> None:
     check("commands", record.commands(usual, tmp_path))
 
 
-def test_training_ends_at_the_weights_where_it_ended(tmp_path: Path) -> None:
+def test_training_gives_the_frozen_weights(tmp_path: Path) -> None:
     check("training", record.training(tmp_path))
 
 
-def test_a_change_is_found() -> None:
+def test_a_changed_record_is_found() -> None:
     old, _ = record.frozen("training")
     new = record.plain(old)
     assert record.differences(old, new, exact=True) == []

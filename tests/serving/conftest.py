@@ -59,12 +59,12 @@ def client(deployment: Deployment) -> Iterator[Client]:
 
 
 def shown(address: str) -> Metadata:
-    """What a call to a deployment's server brings that is not made by our client."""
+    """Metadata for a call to a deployment's server without our client."""
     return token_metadata(own_token(address))
 
 
 def describe(address: str) -> stage_pb2.DescribeResponse:
-    """What the host at an address says of itself."""
+    """The host's description of itself."""
     with open_blocking_channel(address) as channel:
         asked = stage_pb2.DescribeRequest()
         return stage_pb2_grpc.StageServiceStub(channel).Describe(asked, timeout=5, metadata=shown(address))
@@ -120,7 +120,7 @@ def new(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def texts(old: Path, new: Path, local_ring: Any) -> dict[str, Texts]:
-    """What hosts write that have nothing but one release."""
+    """Texts of hosts that have only one release."""
     written = {}
     for name, bundle in (("old", old), ("new", new)):
         with local_ring(bundle, 3) as client:

@@ -23,7 +23,7 @@ from tests.stages.model.tiny_llama import TINY, write_tiny
 ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)
 VOCABULARY = Vocabulary(ARCHITECTURE.vocabulary)
 DRAFTER = replace(ARCHITECTURE, layers=(1,))
-"""Of a drafter of the same tokens, in one stage."""
+"""The architecture of a drafter of the same tokens, in one stage."""
 SPECIALS = ("<|begin|>", "<|end|>")
 TEXTS = [
     "the sea and the ship and the ship and the sea",
@@ -65,7 +65,7 @@ def ids(text: str) -> list[int]:
 
 
 def text_of(tokens: list[int]) -> str:
-    """As a reader shows it: what is no character yet at the end is not shown."""
+    """As a reader shows it: an incomplete character at the end is not shown."""
     names = {number: name for name, number in tokenizer().get_vocab().items() if name not in SPECIALS}
     raw = bytes(LETTERS[letter] for token in tokens for letter in names.get(token, ""))
     return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
@@ -96,7 +96,7 @@ def write_model(
 
 @torch.inference_mode()
 def written(stages: Sequence[LlamaStage], prompt: list[int], count: int, **sampling: Any) -> list[int]:
-    """What the whole model writes in one process, each token from all before it."""
+    """The whole model's text in one process, each token from all before it."""
     tokens = list(prompt)
     for _ in range(count):
         x = torch.tensor([tokens])

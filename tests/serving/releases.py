@@ -1,4 +1,4 @@
-"""Releases to exchange, and what is asked of them."""
+"""Releases to exchange, and requests to them."""
 
 import shutil
 from pathlib import Path
@@ -44,6 +44,6 @@ def doubled(checkpoint: Path) -> Topology:
 
 
 def all_ready(client: Client) -> bool:
-    """Whether every replica is there, and linked to those after it: one of each kind is enough for a request."""
+    """True if every replica is there, and linked to the next ones: one of each kind is enough for a request."""
     hosts = client.status().hosts
     return all(host.ready and not any(link.problem for link in host.links) for host in hosts)

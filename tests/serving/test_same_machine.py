@@ -35,7 +35,7 @@ HEALTHY = health_pb2.HealthCheckRequest()
 
 
 def codes(router: str, host: str) -> dict[str, str]:
-    """What each call of a router's and a host's gets that brings no token, and what health says."""
+    """The status of each call to a router and a host without a token."""
     found = {}
     for address, stub, messages, names in (
         (router, router_pb2_grpc.RouterServiceStub, router_pb2, ROUTER_CALLS),
@@ -91,7 +91,7 @@ def test_without_the_token_a_router_and_a_host_refuse_every_call(
         ({"host_options": ["--tokens", "f"], "router_options": ["--tokens", "f"]}, []),
     ],
 )
-def test_who_says_who_may_ask_gets_no_token(
+def test_servers_with_their_own_access_options_get_no_token(
     bundles: Path, tmp_path: Path, state: Path, options: dict[str, Any], own: list[str]
 ) -> None:
     topology = local_topology(1, 3, bundles / "own", 7701)
@@ -106,7 +106,7 @@ def test_who_says_who_may_ask_gets_no_token(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each server is started by itself")
 def test_servers_are_forked_from_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("CI", raising=False)  # there onnxruntime says nothing
+    monkeypatch.delenv("CI", raising=False)  # with it onnxruntime logs nothing
     words = ["host", "host-1", "--topology", str(tmp_path / "none.toml")]
     for name in fork_servers(tmp_path, {"host-1": words, "host-2": words}):
         said = until((tmp_path / f"{name}.log").read_text)
@@ -116,11 +116,11 @@ def test_servers_are_forked_from_one_process(tmp_path: Path, monkeypatch: pytest
     assert {*os.listdir(tmp_path)} == {"host-1.log", "host-2.log", RECORD}, "no id of this machine is kept"
 
 
-def test_two_routers_have_one_token_or_none_is_shown(tmp_path: Path, state: Path) -> None:
+def test_a_token_is_sent_to_two_routers_only_if_it_is_the_same(tmp_path: Path, state: Path) -> None:
     both = "127.0.0.1:1,127.0.0.1:2"
     make_own_token(tmp_path / "one", *both.split(","))
     assert own_token(both) == own_token("localhost:2") != ""
-    assert not Keyring(tmp_path / "one").shared, "nobody else's places are kept from the one user"
+    assert not Keyring(tmp_path / "one").shared, "no places are reserved for other users"
     make_own_token(tmp_path / "other", "127.0.0.1:2")
     assert own_token(both) == ""
     assert own_token(f"{both},127.0.0.1:3") == ""
@@ -159,7 +159,7 @@ def test_another_user_of_this_machine_is_refused(bundles: Path, state: Path, one
         assert found == dict.fromkeys([*ROUTER_CALLS, *HOST_CALLS], "UNAUTHENTICATED")
         asked = {"model": "onesweep-ar", "prompt": "x", "max_tokens": 2}
         said = httpx.post(f"http://{http}/v1/completions", json=asked, headers={"authorization": "Bearer none"})
-        assert said.status_code == 200, "the gateway lends its token to the page: docs/security.md says so"
+        assert said.status_code == 200, "the gateway lends its token to the page: see docs/security.md"
     finally:
         assert onesweep("down")[0] == 0
     assert not list(state.glob("*.token"))

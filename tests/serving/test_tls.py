@@ -35,7 +35,7 @@ NewPki = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Served:
-    """A router over TLS: where it listens, who signed its certificate, and the keys and tokens that it knows."""
+    """A router over TLS: its address, the authority of its certificate, and the keys and tokens that it knows."""
 
     address: str
     pki: Any
@@ -91,7 +91,7 @@ def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPath
     return router
 
 
-def test_tokens_over_the_wire(served: Served) -> None:
+def test_a_router_checks_tokens(served: Served) -> None:
     with served.client() as client:
         assert ask(client) == 4
         assert not (told := client.status()).ready
@@ -116,7 +116,7 @@ def test_tokens_over_the_wire(served: Served) -> None:
         write_tokens(served.file, served.keys)
 
 
-async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with_them(served: Served) -> None:
+async def test_incomplete_requests_without_a_token_are_limited(served: Served) -> None:
     path = "/serving.v1.RouterService/"
     security = Security(served.ca)
     async with open_channel(served.address, security=security) as stranger:
@@ -134,7 +134,7 @@ async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with
             call.cancel()
 
 
-def test_quotas_over_the_wire(served: Served) -> None:
+def test_a_router_enforces_quotas(served: Served) -> None:
     with served.client("slow") as client:
         ask(client)
         with pytest.raises(RouterError, match=r"key slow may start 0\.001 requests per second") as caught:
@@ -151,9 +151,7 @@ def test_quotas_over_the_wire(served: Served) -> None:
             client._stubs[0].Tokenize(asked, metadata=client._metadata)
 
 
-async def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_text_of_a_cancelled_answer_counts_to_the_quota(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     written = threading.Event()
 
     async def stuck(*given: Any) -> AsyncIterator[bytes]:
@@ -174,7 +172,7 @@ async def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
             said = str(caught.value)
 
 
-def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
+def test_a_client_checks_the_certificate_of_the_router(served: Served, new_pki: NewPki) -> None:
     foreign = Tls(new_pki("other").authority.directory / "ca.pem")
     with served.client(tls=foreign) as client, pytest.raises(RouterError) as caught:
         ask(client)
@@ -188,7 +186,7 @@ def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
         assert ask(client) == 4, "a client may have a certificate, and needs none"
 
 
-async def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Served, tmp_path: Path) -> None:
+async def test_a_renewed_authority_ends_no_request_and_opens_one_connection(served: Served, tmp_path: Path) -> None:
     mine, whole, nothing = tmp_path / "mine.pem", served.ca.authority.read_bytes(), grpc.aio.Metadata()
     mine.write_bytes(whole)
     lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
@@ -208,7 +206,7 @@ async def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Ser
         assert (await client.generate("x", mode="local", max_bytes=4)).output_bytes == 4
 
 
-def test_a_token_from_a_file_or_the_environment(
+def test_a_token_is_read_from_a_file_or_the_environment(
     served: Served, onesweep: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, path = served.tokens["alice"], tmp_path / "token"
@@ -222,7 +220,7 @@ def test_a_token_from_a_file_or_the_environment(
     assert onesweep("generate", "x", *where)[0] == 0
 
 
-# What must not be sent, or served
+# Options that would expose a secret or open a server
 
 
 TOPOLOGY = """
@@ -277,7 +275,7 @@ def test_a_wrong_option_is_explained(
         (["--router", "127.0.0.1:1,127.0.0.1:1"], "each once"),
     ],
 )
-def test_a_wrong_option_of_a_client(onesweep: Run, tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_a_wrong_client_option_is_explained(onesweep: Run, tmp_path: Path, arguments: list[str], says: str) -> None:
     files = {name: tmp_path / name for name in ("OPEN", "EMPTY", "TOKEN")}
     for name, path in files.items():
         path.write_text("x" if name == "TOKEN" else "")
@@ -301,7 +299,7 @@ def test_a_topology_names_the_certificates(tmp_path: Path) -> None:
         read_topology(path)
 
 
-def test_a_gateway_shows_no_certificate_that_has_expired(new_pki: NewPki) -> None:
+def test_a_gateway_refuses_an_expired_certificate(new_pki: NewPki) -> None:
     pki = new_pki("own")
     valid, expired = pki.issue(ROUTER, "r"), pki.expire(pki.issue(ROUTER, "old"))
     authority = pki.expire(Tls(valid.authority, valid.authority, valid.key)).certificate

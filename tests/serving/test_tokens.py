@@ -1,4 +1,4 @@
-"""Tokens: the file, who is let in, and the commands."""
+"""Tokens: the file, access, and the commands."""
 
 import logging
 import os
@@ -46,13 +46,15 @@ def test_a_file_is_read_as_it_was_written(path: Path) -> None:
         ((("authorization", "Bearer \udcff"),), "unknown token"),
     ],
 )
-def test_who_is_nobody(path: Path, metadata: tuple[tuple[str, str | bytes], ...] | None, says: str) -> None:
+def test_an_unknown_token_is_refused(
+    path: Path, metadata: tuple[tuple[str, str | bytes], ...] | None, says: str
+) -> None:
     write_tokens(path, [ALICE])
     with refused(grpc.StatusCode.UNAUTHENTICATED, says):
         Keyring(path).identify(metadata, "generate")
 
 
-def test_each_token_has_a_space_of_its_own_in_prefix_memory() -> None:
+def test_each_token_has_its_own_cache_namespace() -> None:
     spaces = [replace(ALICE, sha256=token_hash(new_token())).space("paris") for _ in range(2)]
     spaces += [ANONYMOUS.space(router) for router in ("", "paris")]
     assert len({*spaces, ALICE.space("")}) == 5
@@ -60,12 +62,12 @@ def test_each_token_has_a_space_of_its_own_in_prefix_memory() -> None:
     assert ALICE.space("") == replace(ALICE, name="alice2").space("paris"), "at any router, after any restart"
 
 
-def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_file_is_read_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     token = new_token()
     write_tokens(path, [replace(ALICE, sha256=token_hash(token))])
     keyring = Keyring(path)
     path.write_text("broken")
-    assert keyring.identify(token_metadata(token), "generate").name == "alice", "a mistake in the file locks nobody out"
+    assert keyring.identify(token_metadata(token), "generate").name == "alice", "a mistake in the file locks no key out"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     write_tokens(path, [])
     with pytest.raises(StatusError, match="unknown token"):
@@ -86,7 +88,7 @@ def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCapture
         (f"[[keys]]\nname = 'a'\nsha256 = '{DIGEST[1:]}é'\nscopes = ['admin']", "64 hex digits"),
     ],
 )
-def test_a_file_with_a_mistake(path: Path, text: str, says: str) -> None:
+def test_an_invalid_file_is_explained(path: Path, text: str, says: str) -> None:
     path.write_text(text, encoding="utf-8")
     path.chmod(0o600)
     with pytest.raises(InputError, match=rf"tokens\.toml.*{says}"):
@@ -95,7 +97,7 @@ def test_a_file_with_a_mistake(path: Path, text: str, says: str) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="files are given away by root only")
 @pytest.mark.parametrize(("before", "after"), [(0o640, 0o640), (0o600, 0o600), (0o777, 0o640)])
-def test_who_could_read_the_file_still_can(path: Path, before: int, after: int) -> None:
+def test_a_rewritten_file_keeps_its_owner_and_permissions(path: Path, before: int, after: int) -> None:
     write_tokens(path, [ALICE])
     os.chown(path, 1, 2)
     path.chmod(before)
@@ -116,12 +118,12 @@ def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["é", "a b", "a\nb"])
-def test_what_cannot_be_a_token(token: str) -> None:
+def test_a_token_with_invalid_characters_is_refused(token: str) -> None:
     with pytest.raises(InputError, match="the token has invalid characters"):
         token_metadata(token)
 
 
-def test_the_commands(onesweep: Run, path: Path) -> None:
+def test_the_commands_add_list_and_remove_keys(onesweep: Run, path: Path) -> None:
     limits = ("--rate", 2, "--concurrent", 3, "--bytes-per-day", 1000)
     code, out, _ = onesweep("token", "add", "alice", "--scope", "generate", *limits, "--tokens", path)
     token = out.strip()
@@ -153,7 +155,7 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
         (["remove", "bob"], "has no key 'bob'; it has: alice"),
     ],
 )
-def test_a_mistake_is_explained(onesweep: Run, path: Path, arguments: list[str], says: str) -> None:
+def test_a_wrong_argument_is_explained(onesweep: Run, path: Path, arguments: list[str], says: str) -> None:
     onesweep("token", "add", "alice", "--tokens", path)
     code, out, err = onesweep("token", *arguments, "--tokens", path)
     assert (code, out) == (2, "")

@@ -68,7 +68,7 @@ class Device(TorchDispatchMode):
         self.reads += bool(far) and (is_number or not is_far)
         if not is_far:
             return out
-        known = {id(tensor.held): tensor for tensor in far}  # what changes in place comes back as it is
+        known = {id(tensor.held): tensor for tensor in far}  # an operation in place returns its argument
         return tree_map(lambda o: known[id(o)] if id(o) in known else Far(o) if isinstance(o, Tensor) else o, out)
 
 

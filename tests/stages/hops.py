@@ -60,7 +60,7 @@ def envelope(kind: str, capacity: int) -> stage_pb2.Hop:
 def sweeps(
     prompt: bytes = PROMPT, chunks: Sequence[int] = (16,), seed: int = 0, temperature: float = 0.8, **fields: Any
 ) -> Hops:
-    """One sweep for each chunk. `router` holds the model's kind: nobody listens here."""
+    """One sweep for each chunk. `router` holds the model's kind: no server listens here."""
     hop, start, clean = envelope("chain", len(prompt) + sum(chunks[:-1])), 0, prompt
     sampling = stage_pb2.Sampling(seed=seed, temperature=temperature)
     for number, slots in enumerate(chunks):

@@ -15,7 +15,7 @@ from stages.wire.messages import PROTOCOL
 from tests.conftest import PATIENCE_S
 from tests.stages.raw_client import ROUTER
 
-KEY = b"k" * 32  # of the router's vouchers
+KEY = b"k" * 32  # the key of the router's vouchers
 
 
 @asynccontextmanager

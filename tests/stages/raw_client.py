@@ -21,7 +21,7 @@ CAPACITY = 40
 
 
 class Rejected(Exception):
-    """What an ack says of a hop, in the shape of a failed call."""
+    """A hop's rejection in an ack, in the shape of a failed call."""
 
     def __init__(self, rejection: stage_pb2.Rejection) -> None:
         super().__init__(rejection.message)
@@ -66,7 +66,7 @@ class Peer:
         assert next(self.messages) == stage_pb2.Events()
 
     def send(self, *hops: stage_pb2.Hop) -> stage_pb2.Ack:
-        """A batch over the stream; a stream that broke is opened anew."""
+        """A batch over the stream; a stream that broke is opened again."""
         if self.acks is None:
             self.outgoing = SimpleQueue()
             self.acks = self.stub.Push(iter(self.outgoing.get, None))

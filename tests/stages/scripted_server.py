@@ -1,4 +1,4 @@
-"""A server that answers a relay as the test says, and a relay that keeps what became of its hops."""
+"""A server that answers a relay by a script of the test, and a relay that keeps the outcome of its hops."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ Answer = Callable[[Any, stage_pb2.HopBatch], Awaitable[stage_pb2.Ack]]
 
 
 class Answering(stage_pb2_grpc.StageServiceServicer):
-    """Answers batches as the test says, and keeps them."""
+    """Answers batches by a script of the test, and keeps them."""
 
     server: grpc.aio.Server
 
@@ -30,7 +30,7 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         self.answer = answer
         self.batches: list[stage_pb2.HopBatch] = []
         self.streams = 0
-        self.spares = False  # acks that nobody asked for
+        self.spares = False  # acks without a batch
         # Sizes of the keep-warm messages.
         self.warmed: list[int] = []
 

@@ -28,10 +28,10 @@ class Paced(Scheduler):
         self.texts: dict[str, bytes] = {}
         """Or scores."""
         self.order: list[tuple[str, int]] = []
-        """Who got a result, and in which pass."""
+        """The requests that got a result, and in which pass."""
         self.refusals: dict[str, StatusError] = {}
         self.handed_on: dict[str, stage_pb2.Hop] = {}
-        """What would go to the next host, where there is one."""
+        """The hops for the next host, if there is one."""
 
     def begin(self, name: str, hops: Hops, at: int = 1) -> ScheduledHop:
         """A request whose first hop arrives before pass `at`."""
@@ -82,7 +82,7 @@ class Paced(Scheduler):
 
 @dataclass
 class Watched(BlockRunner, StageRunner):
-    """A part that writes down the pieces of every call, and fails when it is told to."""
+    """A part that writes down the pieces of every call, and fails on demand."""
 
     runner: Any
     calls: list[tuple[str, list[Any]]] = field(default_factory=list)

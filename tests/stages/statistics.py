@@ -14,5 +14,5 @@ def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> floa
 
 
 def probabilities(logits: torch.Tensor, temperature: float) -> NDArray[np.float64]:
-    """Of all tokens: (rows, vocabulary)."""
+    """Probabilities of all tokens: (rows, vocabulary)."""
     return (logits.double() / temperature).softmax(dim=-1).numpy()

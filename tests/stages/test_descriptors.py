@@ -1,11 +1,11 @@
-"""Few words where descriptors run out."""
+"""Few log lines when file descriptors run out."""
 
 import logging
 
 from stages.signals import _RateLimitFilter
 
 
-def test_a_repeated_sentence_is_said_once_a_minute() -> None:
+def test_a_repeated_message_is_logged_once_a_minute() -> None:
     now_s = 0.0
     seldom = _RateLimitFilter(lambda: now_s)
 

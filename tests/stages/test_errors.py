@@ -6,7 +6,7 @@ import re
 from stages import errors
 
 
-def test_the_documented_tree_is_the_real_one() -> None:
+def test_the_documented_tree_matches_the_classes() -> None:
     classes = dict(inspect.getmembers(errors, lambda o: inspect.isclass(o) and o.__module__ == errors.__name__))
     parents: list[str] = []
     seen = set()

@@ -16,7 +16,7 @@ from stages.memory import keep_trimmed
 MB = 1 << 20
 
 
-async def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_freed_inside_a_heap_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "TRIM_S", 0.01)
     process = psutil.Process()
     kept = [bytes(8000) for _ in range(16_000)]  # 128 MB in small pieces
@@ -28,7 +28,7 @@ async def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: p
 
 
 # Tensors whose memory is given back while they exist.
-def test_a_tensor_that_is_given_back_takes_nothing() -> None:
+def test_a_released_tensor_takes_no_memory() -> None:
     tensor, process = torch.ones(64 * MB // 4), psutil.Process()
     before = process.memory_info().rss
     give_back(tensor[: 48 * MB // 4])
@@ -38,7 +38,7 @@ def test_a_tensor_that_is_given_back_takes_nothing() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have another C library")
-def test_a_process_begins_again_with_large_pages_and_its_own_arguments() -> None:
+def test_a_process_restarts_with_large_pages_and_its_own_arguments() -> None:
     code = "from stages.memory import *; begin_with_large_pages(); print(sys.argv, os.environ['GLIBC_TUNABLES'])"
     for given, expected in (("", "glibc.malloc.hugetlb=1"), ("glibc.malloc.check=0", "glibc.malloc.check=0")):
         environment = {name: x for name, x in os.environ.items() if name != "GLIBC_TUNABLES"}
@@ -47,7 +47,7 @@ def test_a_process_begins_again_with_large_pages_and_its_own_arguments() -> None
         assert said == f"['-c', 'a b'] {expected}\n"
 
 
-def test_a_tensor_is_owned_by_one_name() -> None:
+def test_a_tensor_with_a_view_is_not_owned() -> None:
     tensor = torch.ones(8)
     assert is_owned(tensor)
     view = tensor[2:]

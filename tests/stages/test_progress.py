@@ -1,4 +1,4 @@
-"""Long work shows that it goes on, short work shows nothing."""
+"""Long work shows its progress, short work shows nothing."""
 
 import io
 
@@ -8,7 +8,7 @@ from stages import progress
 
 
 @pytest.mark.parametrize(("tick_s", "shown"), [(0.001, "writing"), (60.0, "")])
-def test_what_takes_long_says_so(tick_s: float, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_long_work_shows_progress(tick_s: float, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(progress, "TICK_S", tick_s)
@@ -19,7 +19,7 @@ def test_what_takes_long_says_so(tick_s: float, shown: str, monkeypatch: pytest.
     assert stream.getvalue().strip() == shown
 
 
-def test_what_is_left_of_some_work_is_told_by_the_time_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_is_estimated_from_the_start_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, times = io.StringIO(), iter((0.0, 100.0, 110.0, 120.0, 130.0))
     stream.isatty = lambda: True  # of a terminal that cannot erase a line
     monkeypatch.setenv("TERM", "dumb")
@@ -30,7 +30,7 @@ def test_what_is_left_of_some_work_is_told_by_the_time_since_it_began(monkeypatc
     assert "importing, 50% done, about 10 s left\n" in stream.getvalue()
 
 
-def test_seconds_are_those_of_the_step_that_is_named() -> None:
+def test_the_shown_seconds_are_those_of_the_current_step() -> None:
     stream, times = io.StringIO(), iter((0.0, 0.0, 5.0, 60.0, 75.0, 80.0, 90.0))
     line = progress.ProgressLine(stream, lambda: next(times))
     for step in ("waiting for machines: none", "waiting for machines: 1 of 2", *["starting"] * 4):

@@ -1,4 +1,4 @@
-"""Flags and TOML keys made from a dataclass: what a user may write, and the sentence for what is wrong."""
+"""Flags and TOML keys made from a dataclass: valid values, and the sentence for a wrong one."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ def parsed(*arguments: str, base: Load | None = None, **values: object) -> Load:
     return from_flags(Load, parser_of().parse_args(["--checkpoint", "w", *arguments]), base, **values)
 
 
-def test_every_flag_is_of_its_fields_type() -> None:
+def test_every_flag_has_the_type_of_its_field() -> None:
     text = "--users 2 --timeout-s 1 --modes a,b --sizes 2,3 --codec fp32 --html r.html --no-verify --rate-mbps 5"
     assert parsed(*text.split(), "--allow-host", "x", "--allow-host", "y", seed=7) == Load(
         Path("w"), 2, 1.0, ("a", "b"), (2, 3), "fp32", Path("r.html"), False, ("x", "y"), Lab(3, 5.0), 7
@@ -83,14 +83,14 @@ def test_a_number_out_of_bounds_is_named_with_its_flag(arguments: str, sentence:
 
 
 @pytest.mark.parametrize("arguments", ["--users x", "--sizes 1,x", "--codec int3", "--unknown"])
-def test_what_is_no_value_ends_with_the_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_value_ends_with_the_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         parsed(*arguments.split())
     assert error.value.code == 2
     assert arguments.split()[0] in capsys.readouterr().err
 
 
-def test_a_table_gives_settings_over_a_base() -> None:
+def test_a_table_overrides_a_base() -> None:
     table = {"users": 4, "sizes": [2], "html": "r.html", "lab": {"rate_mbps": 1}, "verify": False}
     base = Load(Path("w"), timeout_s=5.0, lab=Lab(7))
     read = from_toml(Load, table, "load.toml", base)
@@ -120,7 +120,7 @@ def test_a_table_gives_settings_over_a_base() -> None:
         ([], "f must be a group of settings, not []"),
     ],
 )
-def test_a_table_that_is_wrong_is_told_where_and_what_may_stand_there(table: object, sentence: str) -> None:
+def test_a_wrong_table_is_explained_with_the_place_and_the_valid_values(table: object, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         from_toml(Load, table, "f")
     assert str(error.value).startswith(sentence)

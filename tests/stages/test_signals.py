@@ -28,7 +28,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
+def test_a_second_signal_ends_a_process_at_once(second: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
@@ -56,7 +56,7 @@ run_until_signal(serve)
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
-def test_each_of_them_interrupts_a_block_and_is_as_before_after_it(number: signal.Signals) -> None:
+def test_a_signal_interrupts_a_block_and_its_handler_is_restored(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), ends_cleanly():
         os.kill(os.getpid(), number)
@@ -64,8 +64,8 @@ def test_each_of_them_interrupts_a_block_and_is_as_before_after_it(number: signa
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
-def test_work_is_cancelled_where_it_waits(number: signal.Signals) -> None:
-    """Not where the signal meets it: gRPC's start, left by an exception, is a crash."""
+def test_work_is_cancelled_at_its_next_wait(number: signal.Signals) -> None:
+    """Not at the signal itself: gRPC's start, left by an exception, is a crash."""
     steps: list[str] = []
 
     async def work() -> None:
@@ -81,7 +81,7 @@ def test_work_is_cancelled_where_it_waits(number: signal.Signals) -> None:
     assert steps == ["went on", "cleaned up"]
 
 
-def test_an_import_is_no_place_for_an_exception() -> None:
+def test_a_signal_during_imports_ends_the_process_without_a_traceback() -> None:
     program = (
         "import signal; from stages.signals import ends_at_once as e\nwith e(): signal.raise_signal(signal.SIGINT)"
     )
@@ -89,7 +89,7 @@ def test_an_import_is_no_place_for_an_exception() -> None:
     assert (ended.returncode, ended.stderr) == (130, b"")
 
 
-def test_a_signal_before_the_work_begins_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_work_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     make = asyncio.new_event_loop
 
     def interrupted() -> asyncio.AbstractEventLoop:

@@ -71,7 +71,7 @@ def tensors(seed: int, scale: float = 1.0) -> Tensors:
 
 
 def events_of(rounds: Path) -> list[Record]:
-    """What a coordinator, which may run, has committed in its folder `rounds`."""
+    """Events that a coordinator, which may run, has committed in its folder `rounds`."""
     if not (rounds / DATABASE).exists():
         return []
     try:

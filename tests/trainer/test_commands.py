@@ -1,4 +1,4 @@
-"""The commands as users type them: what they print, and what a mistake looks like."""
+"""The commands as users type them: their output, and their errors."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_blocks_ar_and_local_are_trained_and_scored(
     assert f"{score['bits_per_byte']:8.3f} bits/byte over {score['bytes']} bytes" in table.out
 
 
-def test_everything_has_a_default(
+def test_every_option_has_a_default(
     tmp_path: Path, onesweep: Command, settings: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,7 @@ FILES = {
         ("evaluate . --windows 0", "--windows must be at least 1"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_a_mistake_is_explained_in_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     onesweep: Command,
@@ -110,7 +110,7 @@ def test_a_mistake_is_one_sentence(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
+def test_training_on_a_full_disk_is_an_error_and_can_be_resumed(
     small_disk: Callable[[str], Path], onesweep: Command, given: list[object]
 ) -> None:
     """A checkpoint with one block, then no room for the second."""

@@ -8,7 +8,7 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 URL, SOURCE = sys.argv[1:]
-# of a whole continuation, which is stricter than of each token
+# for a whole continuation, which is stricter than for each token
 TOLERANCE_NATS = 1e-3
 logging.disable(logging.WARNING)
 TASKS = TaskManager(include_path="facts", include_defaults=False)
@@ -43,5 +43,5 @@ for model, arguments, chat in (("local-completions", COMPLETIONS, False), ("loca
     texts = []
     for kind, own in (("hf", OWN), (model, arguments)):
         _, said = evaluated("facts_written", kind, own, apply_chat_template=chat, limit=8)
-        texts.append([text.rstrip("\ufffd") for text in said])  # what is no character at the end is not shown
+        texts.append([text.rstrip("\ufffd") for text in said])  # an incomplete character at the end is not shown
     assert texts[0] == texts[1]

@@ -63,6 +63,6 @@ def test_rows_are_medians_and_the_overhead_is_per_sweep() -> None:
 
 
 @pytest.mark.parametrize(("value", "met"), [(2.5, "yes"), (2.5 + 1e-15, "yes"), (2.6, "no")])
-def test_a_row_says_whether_its_aim_is_met(value: float, met: str) -> None:
+def test_a_row_shows_whether_its_aim_is_met(value: float, met: str) -> None:
     assert Row("a byte", value, "ms", 2.5).cells == ("a byte", f"{value:.3g}", "ms", "2.5", met)
     assert Row("a byte", 1234.5, "ms").cells == ("a byte", "1,234", "ms", "", "")

@@ -63,7 +63,7 @@ def test_only_packets_that_do_not_fit_the_queue_are_dropped(
     ns_per_byte, waiting_ends_ns = 8000 / rate_mbps, 0
     for came_ns, size, delivered_ns in play(Channel(link, ""), comings):
         waiting_bytes = max(0, waiting_ends_ns - came_ns) / ns_per_byte
-        slack = 2 + 60 / ns_per_byte  # what rounding to nanoseconds amounts to
+        slack = 2 + 60 / ns_per_byte  # the error of rounding to nanoseconds
         if delivered_ns == DROPPED:
             assert waiting_bytes + size > link.queue_bytes - slack
         else:

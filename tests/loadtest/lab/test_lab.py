@@ -33,8 +33,8 @@ def holders(nodes: set[int]) -> set[tuple[int, int]]:
     return found
 
 
-def let_go(nodes: set[int]) -> bool:
-    """Nobody keeps these namespaces. A process that came later may be in a new one with a number of theirs."""
+def namespaces_are_free(nodes: set[int]) -> bool:
+    """No process keeps these namespaces. A process that came later may be in a new one with a number of theirs."""
     first = holders(nodes)
     return until(lambda: not first & holders(nodes))
 
@@ -44,8 +44,8 @@ def namespaces(lab: Lab) -> set[int]:
 
 
 def gone(lab: Lab, nodes: set[int]) -> bool:
-    """The lab's process is over, and nobody is in a namespace of it, or keeps one."""
-    return until(lambda: not lab.is_up) and let_go(nodes)
+    """The lab's process is over, and no process is in a namespace of it, or keeps one."""
+    return until(lambda: not lab.is_up) and namespaces_are_free(nodes)
 
 
 def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
@@ -68,7 +68,7 @@ def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
     assert gone(lab, nodes)
 
 
-def test_killing_the_lab_process_leaves_nothing(needs_lab: None) -> None:
+def test_killing_the_lab_process_removes_the_lab(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
         nodes, inside = namespaces(lab), [sleeper(lab, "host-1"), sleeper(lab, "router", outlives_parent=True)]
         os.kill(lab.pid, signal.SIGKILL)
@@ -101,7 +101,7 @@ OWNER = textwrap.dedent(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signals) -> None:
+def test_the_end_of_the_owner_removes_the_lab(needs_lab: None, how: signal.Signals) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -113,7 +113,7 @@ def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signal
     owner.wait(30)
     owner.stdout.close()
     until(lambda: not any(start_ticks(pid) for pid in pids))
-    assert let_go(nodes)
+    assert namespaces_are_free(nodes)
 
 
 def test_the_reason_why_no_lab_can_be_made_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def round_trips(lab: Lab, node: str) -> list[float]:
             echo.kill()
 
 
-@pytest.mark.parametrize("name", sorted(set(read_profiles(SHIPPED)) - {"nat"}))  # whose machines nobody can reach
+@pytest.mark.parametrize("name", sorted(set(read_profiles(SHIPPED)) - {"nat"}))  # its machines cannot be reached
 def test_a_round_trip_takes_the_time_of_its_profile(needs_lab: None, name: str) -> None:
     profile = read_profiles()[name]
     with temporary_lab(profile, 3) as lab:

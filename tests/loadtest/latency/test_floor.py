@@ -37,7 +37,7 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
             Floor(10 + 4 * 20 + 3 * 25 + 40, 8000 / 16000 + 3900 * 8 / 80000, 0.0),
         ),
         (booked("ar", 1), Floor(70.0, 0.0, 0.0)),
-        # what the last host drafts goes round the ring, too
+        # drafts of the last host go round the ring, too
         (
             BookedCost("ar-speculative", 4, (200, 1000, 100), 5200, 9.0),
             Floor(10 + 4 * 20 + 3 * 25 + 40, 8000 / 16000 + 3900 * 8 / 80000, 9.0),

@@ -21,7 +21,7 @@ CONTEXT_BYTES = 96
 
 @pytest.fixture(scope="session")
 def deployment(bundle: Path) -> Iterator[Deployment]:
-    """Two hosts and a router that takes three requests at once, and soon says that a host is gone."""
+    """Two hosts and a router that takes three requests at once, and soon reports a lost host."""
     topology = local_topology(2, 2, bundle, free_port_block(3) + 1)
     options = ("--max-requests", "3", "--set", "queue_limit=0", "--set", "hop_timeout_s=2")
     with temporary_deployment(topology, bundle, router_options=options) as deployed:

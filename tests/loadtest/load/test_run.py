@@ -23,7 +23,7 @@ Settings = Callable[..., LoadSettings]
 
 
 class Wordless(router_pb2_grpc.RouterServiceServicer):
-    """A router that takes requests and never says anything."""
+    """A router that takes requests and never answers."""
 
     def __init__(self) -> None:
         self.closing = threading.Event()

@@ -143,13 +143,13 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
     ],
     ids=[
         "both replicas",
-        "two hosts stand still",
+        "two frozen hosts",
         "two cut links",
         "a frozen router",
-        "all is reset",
-        "dead while it stands still",
-        "results get lost",
-        "a host is lost, and another computes nothing",
+        "all connections reset",
+        "a frozen host is killed",
+        "lost results",
+        "a lost host and a broken one",
         "a scored prompt is read again",
     ],
 )
@@ -213,8 +213,8 @@ def test_updates_accepted_before_they_are_stored_are_found(weights: Weights, mon
         ({"text": b"", "status": "ABORTED"}, "between releases"),
     ],
 )
-def test_every_outcome_has_its_fate(changes: dict[str, Any], fate: str) -> None:
-    """Host b-1 died after 0.5 s, for 5 s; a release that says something else was deployed meanwhile."""
+def test_every_outcome_is_classified(changes: dict[str, Any], fate: str) -> None:
+    """Host b-1 died after 0.5 s, for 5 s; a release with other texts was deployed meanwhile."""
     outcome = RequestOutcome(0, "OK", b"calm sea", 0.0, 1.0, PATIENCE_S, 0, frozenset({"b-1"}))
     answers = (outcome, replace(outcome, text=b"rough"))
     assert fate_of(replace(outcome, **changes), answers, faulty(PlannedFault("kill", ("b-1",), 0.5, 5.0))) == fate

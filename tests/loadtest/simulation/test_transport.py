@@ -80,7 +80,7 @@ class Bench:
     stub: Stub
     channel: grpc.aio.Channel
     kill: Callable[[], Awaitable[None]]
-    elsewhere: Stub  # of an address where nobody listens
+    elsewhere: Stub  # an address where no server listens
 
 
 def over_grpc(story: Story) -> None:

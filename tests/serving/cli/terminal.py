@@ -22,7 +22,7 @@ class Terminal:
         self.process = subprocess.Popen(command, stdin=own, stdout=own, stderr=own, env={**os.environ, "TERM": "xterm"})
         os.close(own)
         self.seen = ""
-        self._end = 0  # of what was waited for
+        self._end = 0  # of the text that was awaited
 
     def expect(self, text: str) -> str:
         """Wait until `text` is shown; returns all since what was waited for before."""
@@ -52,7 +52,7 @@ class Terminal:
         select.select([self._handle], [], [], LIMIT_S)
         try:
             raw = os.read(self._handle, 65536)
-        except OSError:  # as Linux tells that nobody has the other end
+        except OSError:  # Linux reports so that the other end is closed
             return False
         self.seen += CODES.sub("", raw.decode(errors="replace"))
         return bool(raw)

@@ -1,4 +1,4 @@
-"""`onesweep certs`: what is made, who may read it, and what is said of mistakes."""
+"""`onesweep certs`: the files, their permissions, and errors."""
 
 import shutil
 import stat
@@ -32,7 +32,7 @@ def certs(onesweep: Run, tmp_path: Path) -> Run:
     return run
 
 
-def test_an_authority_and_what_it_gives(certs: Run, tmp_path: Path) -> None:
+def test_an_authority_issues_certificates_for_each_role(certs: Run, tmp_path: Path) -> None:
     directory = tmp_path / "certs"
     code, out, _ = certs("init", "--days", 100)
     assert (code, mode(directory), mode(directory / "ca.key")) == (0, 0o700, 0o600)
@@ -101,7 +101,7 @@ def test_an_authority_certifies_roles_only(certs: Run, tmp_path: Path) -> None:
         (["renew", "../x"], "name '../x' must be"),
     ],
 )
-def test_a_mistake_is_explained(certs: Run, arguments: list[str], says: str) -> None:
+def test_a_wrong_argument_is_explained(certs: Run, arguments: list[str], says: str) -> None:
     certs("init")
     certs("host", "paris", "--address", "10.8.0.1")
     code, _, err = certs(*arguments)
@@ -117,7 +117,7 @@ def test_a_mistake_is_explained(certs: Run, arguments: list[str], says: str) -> 
         ("ca.key", Path.unlink, "ca.key is missing: make an authority with"),
     ],
 )
-def test_an_authority_that_was_damaged(
+def test_a_damaged_authority_is_refused(
     certs: Run, tmp_path: Path, name: str, change: Callable[[Path], object], says: str
 ) -> None:
     certs("init")
@@ -146,7 +146,7 @@ def test_a_signature_is_of_one_release_and_one_key(certs: Run, onesweep: Run, bu
         assert not is_signed(release.signed, [(key, bad), (b"short", signature)])
 
 
-def test_mistakes_with_signers_are_named(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:
+def test_invalid_signing_keys_are_refused(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:
     assert certs("signer", "ada")[0] == certs("init")[0] == 0
     directory, bundle = tmp_path / "certs", tmp_path / "bundle"
     assert "replace it with --force (everyone who trusts the old key" in certs("signer", "ada")[2]

@@ -49,7 +49,7 @@ def answer_of(router: str, *messages: tuple[str, str], count: int = 6, **setting
         return client.generate(b"", mode="ar", messages=messages, max_tokens=count, temperature=0, **settings).text
 
 
-def test_a_conversation(router: str, talk: Callable[..., Terminal]) -> None:
+def test_a_conversation_and_its_commands(router: str, talk: Callable[..., Terminal]) -> None:
     chat = talk("--router", router, "--max-tokens", 6, "--temperature", 0, "--system", "Be brief.")
     assert "mode auto; /help lists the commands" in chat.seen
     chat.type("/help\n")
@@ -86,7 +86,7 @@ def in_the_answer(talk: Callable[..., Terminal], router: str) -> Terminal:
     return chat
 
 
-def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: Callable[..., Terminal]) -> None:
+def test_ctrl_c_ends_the_answer_and_a_second_ctrl_c_the_program(router: str, talk: Callable[..., Terminal]) -> None:
     chat = in_the_answer(talk, router)
     chat.type("\x03")
     chat.expect("(Ctrl-C again, Ctrl-D or /quit quits)")
@@ -102,9 +102,7 @@ def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: 
     assert "Traceback" not in chat.seen
 
 
-def test_one_prompt_has_one_answer_and_nothing_else(
-    router: str, onesweep: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_argument_prints_only_its_answer(router: str, onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--router", router, "--max-tokens", 6, "--temperature", 0]
     expected = "".join(
         c if c.isprintable() or c in "\n\t" else "\ufffd" for c in answer_of(router, ("user", "the sea"))
@@ -114,7 +112,7 @@ def test_one_prompt_has_one_answer_and_nothing_else(
     assert onesweep("chat", "-", *options) == (0, expected + "\n", "")
 
 
-def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
+def test_a_model_without_a_chat_template_continues_each_text(local_ring: Any, bundles: Path) -> None:
     with local_ring(bundles / "own", 1) as client:
         options = ["--router", client.address, "--max-tokens", "8", "--temperature", "0", "--mode", "ar"]
         lines = f"The sea\n{'long' * 500}\n/nope\n"

@@ -1,4 +1,4 @@
-"""The tree of commands: what help loads, examples that work, and groups."""
+"""The tree of commands: imports of help, examples that work, and groups."""
 
 import shlex
 import subprocess
@@ -34,7 +34,7 @@ for called, node in walk():
 
 
 def last_line(program: str, *arguments: str) -> str:
-    """Of a new interpreter: those that tests fork have loaded everything."""
+    """The last line of a new interpreter: forked ones have loaded everything."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()[-1]
 
@@ -42,16 +42,16 @@ def last_line(program: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "line", ["--version", "help", "help bench", "generate --help", "compare --help", "train text --help"]
 )
-def test_help_waits_for_no_heavy_library(line: str) -> None:
+def test_help_imports_no_heavy_library(line: str) -> None:
     assert last_line(ASK, *line.split()) == ""
 
 
-def test_ctrl_c_beside_the_command_ends_the_process_without_a_traceback() -> None:
+def test_ctrl_c_during_imports_ends_the_process_without_a_traceback() -> None:
     before = "import signal, onesweep.__main__; print(signal.getsignal(signal.SIGINT).name)"
     assert last_line(before) == "SIG_DFL"
 
 
-def test_no_help_waits_for_torch_or_numpy() -> None:
+def test_help_of_no_command_imports_torch_or_numpy() -> None:
     assert last_line(ALL) == "grpc"
 
 
@@ -67,7 +67,7 @@ SHARED = (
 """Options of several commands, declared beside those of one."""
 
 
-def test_options_that_are_declared_are_those_of_a_command() -> None:
+def test_declared_options_belong_to_a_command() -> None:
     """A misspelt `add_NAME` would leave its command without options."""
     codes = {node.code for _, node in walk() if isinstance(node, Command)}
     for place in {code.partition(":")[0] for code in codes}:
@@ -81,7 +81,7 @@ def test_options_that_are_declared_are_those_of_a_command() -> None:
 @pytest.mark.parametrize(
     ("called", "command"), [(called, node) for called, node in walk() if isinstance(node, Command)], ids=str
 )
-def test_every_command_has_a_sentence_and_an_example_that_it_takes(called: tuple[str, ...], command: Command) -> None:
+def test_every_command_has_a_summary_and_an_example_that_parses(called: tuple[str, ...], command: Command) -> None:
     words = shlex.split(command.arguments.partition("> ")[0])
     place, node, rest = find([*called[1:], *words])
     assert (place, node) == (called, command)

@@ -1,4 +1,4 @@
-"""`onesweep deploy`: what it does not send, and options that make no sense."""
+"""`onesweep deploy`: damaged checkpoints, and interrupts."""
 
 import shutil
 from pathlib import Path
@@ -23,14 +23,14 @@ from tests.serving.harm import harm_with
         ("no checkpoint", "no checkpoint in"),
     ],
 )
-def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, harm: str, says: str) -> None:
+def test_a_damaged_checkpoint_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, harm: str, says: str) -> None:
     shutil.copytree(new, tmp_path / "bad")
     harm_with(harm, tmp_path / "bad")
     code, _, err = onesweep("deploy", tmp_path / "bad", "--router", "127.0.0.1:1")
     assert (code, says in err) == (2, True), err
 
 
-def test_ctrl_c_says_what_the_routers_serve(new: Path, onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_explains_which_release_stays(new: Path, onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncClient, "exchange", Mock(side_effect=KeyboardInterrupt))
     for arguments in (new,), ("--rollback",):
         code, _, err = onesweep("deploy", *arguments, "--router", "127.0.0.1:1")

@@ -31,7 +31,7 @@ from serving.router.topology import local_topology
 from stages.wire.tls import Tls
 from tests.conftest import until
 from tests.serving.conftest import Run
-from tests.stages.importing.published import SHAPE, learnt, write_folder
+from tests.stages.importing.published import SHAPE, fitted, write_folder
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ class Process:
         self.log, self.environment, self.inside = log, environment, inside
 
     def expect(self, pattern: str) -> str:
-        """The first match in what it said so far, or says yet."""
+        """The first match in its output, now or later."""
 
         def said() -> str | None:
             found = re.search(pattern, self.log.read_text())
@@ -62,7 +62,7 @@ class Process:
         return until(said, WITHIN_S)
 
     def ask(self, *arguments: object, act: Callable[[], object] = lambda: None) -> str:
-        """What another command prints where this one runs. :param act: called after the first letter."""
+        """The output of another command on the same machine. :param act: called after the first letter."""
         command = [*self.inside, sys.executable, *MODULE, *map(str, arguments)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment) as asked:
             said, times_s = asked.stdout.read(1), [time.monotonic()]
@@ -82,7 +82,7 @@ class Process:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole_groups = replace(SHAPE, head_dim=8)
-    return write_folder(tmp_path_factory.mktemp("model"), learnt(whole_groups), whole_groups)
+    return write_folder(tmp_path_factory.mktemp("model"), fitted(whole_groups), whole_groups)
 
 
 @pytest.fixture
@@ -123,9 +123,7 @@ def joined(
         yield processes
 
 
-def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
-    model: Path, expected: str, tmp_path: Path
-) -> None:
+def test_machines_join_with_a_ticket_and_keep_their_stages(model: Path, expected: str, tmp_path: Path) -> None:
     port = free_port_block(3)
     with contextlib.ExitStack() as stack:
         with serving(model, tmp_path, port, "--wait", 3) as serve:
@@ -149,7 +147,7 @@ def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
             assert serve.ask("generate", *ASKED) == expected
 
 
-def test_the_ring_changes_while_it_serves(
+def test_machines_join_and_leave_while_the_ring_serves(
     model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state-up"))
@@ -161,7 +159,7 @@ def test_the_ring_changes_while_it_serves(
         return sorted(each for each, blocks in hosts.items() if blocks == hosts.get(name))
 
     def texts(stop: threading.Event) -> set[str]:
-        """Of requests that follow each other without a pause: the ring always changes under one."""
+        """The texts of requests without a pause between them: the ring always changes under one."""
         found = set[str]()
         with Client(f"127.0.0.1:{port}", tls=Tls(tmp_path / "state/onesweep/run/ca.pem")) as client:
             while not stop.is_set():
@@ -232,7 +230,7 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
                 record = json.loads((tmp_path / "state-up" / "127.0.0.1:7700" / RECORD).read_text())
                 os.kill(record["processes"]["router"], signal.SIGKILL)
 
-            # the gateway is away for a moment, and forgets its mappings: what was open is dead, and made anew
+            # the gateway is away for a moment, and forgets its mappings: open connections die and are opened again
             route = f"route add {SUBNET} dev {DEVICE} src {lab.address('gateway-1')}"
             forget = partial(orders, "gateway-1", f"link set {DEVICE} down", f"link set {DEVICE} up", route)
             home = "address flush dev eth0", "address add 192.168.1.99/24 dev eth0"

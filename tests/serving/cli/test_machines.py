@@ -1,4 +1,4 @@
-"""A machine's place in a run: made with a ticket, found again, renewed; mistakes are told in a sentence."""
+"""A machine's place in a run: made with a ticket, found again, renewed; mistakes are explained."""
 
 import argparse
 import asyncio
@@ -56,7 +56,7 @@ def place(ticket: Ticket | None, name: str | None = None) -> Iterator[JoinedMach
         yield machines._place(ticket, name, stack)
 
 
-def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) -> None:
+def test_a_machine_joins_once_and_resumes_its_place(rendezvous: Rendezvous) -> None:
     given = ticket(rendezvous)
     with place(given, "paris") as first:
         assert (first.name, [*rendezvous.machines]) == ("paris", ["paris"])
@@ -77,14 +77,14 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
     with pytest.raises(ServiceError, match="no longer admits this machine: give a new ticket"), place(None):
         pass
     with place(ticket(rendezvous), "paris") as again:
-        assert again.secret != first.secret, "who was let go comes back with a new ticket"
+        assert again.secret != first.secret, "a removed machine returns with a new ticket"
     (again.directory / "lock").unlink()
     (again.directory / "lock").mkdir()
     with pytest.raises(OnesweepError, match=r"cannot write .*lock: Is a directory"), place(None):
         pass
 
 
-def test_machines_of_one_computer_have_names_of_their_own(
+def test_machines_of_a_computer_differ_in_name(
     rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -93,7 +93,7 @@ def test_machines_of_one_computer_have_names_of_their_own(
         place(ticket(rendezvous, 1, "oslo")) as other,
     ):
         assert two.name == f"{one.name[:28]}-2"
-        assert other.name == "oslo", "as the ticket says"
+        assert other.name == "oslo", "the name of the ticket"
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
         with pytest.raises(InputError, match="this ticket is for a machine named lyon: omit --name"):
             machines._place(named := ticket(rendezvous, 1, "lyon"), "rome", ExitStack())
@@ -108,7 +108,7 @@ def test_machines_of_one_computer_have_names_of_their_own(
                 assert found == there, "by the name of its ticket, too"
 
 
-def test_nothing_is_sent_to_another_server_or_to_none(rendezvous: Rendezvous) -> None:
+def test_a_ticket_with_a_wrong_server_or_secret_is_refused(rendezvous: Rendezvous) -> None:
     given, silent = ticket(rendezvous), f"127.0.0.1:{free_port_block(1)}"
     for wrong, error, says in (
         (replace(given, fingerprint="0" * 64), ServiceError, "is not the ticket's"),
@@ -120,7 +120,7 @@ def test_nothing_is_sent_to_another_server_or_to_none(rendezvous: Rendezvous) ->
     assert rendezvous.refused["Enrol"] == 1
 
 
-def test_a_certificate_is_renewed_before_it_ends(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_is_renewed_before_it_expires(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     with place(ticket(rendezvous), "paris") as there:
         path = there.directory / "machine.pem"
         request = make_request(there.directory / "machine.key", "paris")
@@ -141,7 +141,7 @@ def test_a_certificate_is_renewed_before_it_ends(rendezvous: Rendezvous, monkeyp
         assert path.read_bytes() == before, "one that is good for weeks stays"
 
 
-def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_or_missing_place_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(InputError, match="this machine has joined no run"), place(None):
         pass
@@ -154,7 +154,7 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
             pass
 
 
-def test_a_state_directory_of_others_is_refused_before_the_ticket_is_used(
+def test_a_shared_state_directory_is_refused_before_the_ticket_is_used(
     rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path))
@@ -167,7 +167,7 @@ def test_a_state_directory_of_others_is_refused_before_the_ticket_is_used(
     assert not rendezvous.machines
 
 
-def test_who_is_awaited_and_how_one_is_let_go(
+def test_serve_waits_for_machines_until_they_join_or_are_removed(
     rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, said, run = 0.0, list[str](), rendezvous.run
@@ -205,7 +205,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     rendezvous.machines["tokyo"].notices = None
     assert waited(lambda: None, wait=2) == ["paris", "oslo"]
 
-    assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
+    assert waited(pass_time) == ["paris", "oslo"], "others replace a machine that stays away"
     with pytest.raises(InputError, match=r"or machine 'tokio' \(did you mean tokyo.*; choose from paris, tok.*rome$"):
         invite(revoke="tokio")
     with pytest.raises(InputError, match="--revoke makes no ticket: leave out --days, or --revoke"):
@@ -225,7 +225,7 @@ def test_who_is_awaited_and_how_one_is_let_go(
     assert said == ["waiting for machines: 1 of 2 (paris)"], "rome was in no ring"
 
 
-def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_report_which_machines_serve_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
     router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
@@ -259,7 +259,7 @@ def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
     assert [" ".join(line.split()) for line in lines if "to oslo" in line] == ["to oslo direct, 20.0 ms"]
 
 
-def test_a_reason_that_others_quote_is_told_once() -> None:
+def test_a_reason_quoted_by_other_hosts_is_shown_once() -> None:
     hosts = [router_pb2.HostStatus(name=name, reason=f"{name}waits for c: is gone") for name in ("a ", "b ", "")]
     status = router_pb2.StatusResponse(hosts=hosts)
     assert unready_words(status) == "waits for c: is gone"
@@ -292,6 +292,6 @@ def test_a_machine_of_the_ring_may_be_away_for_a_minute(
     ring.topology, rendezvous.machines["tokyo"].notices = ring._topology({"tokyo": (0,)}), asyncio.Queue()
     ring._situation()
     rendezvous.remove_machines(["tokyo"])
-    assert ring._situation() == ({"paris"}, {"paris"}), "who is let go is not waited for"
+    assert ring._situation() == ({"paris"}, {"paris"}), "a removed machine is not awaited"
     rendezvous.machines["paris"].leaving = True
-    assert ring._situation() == (set(), set()), "one that says so goes at once"
+    assert ring._situation() == (set(), set()), "a leaving machine is removed at once"

@@ -64,7 +64,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
             "lonely": lonely.router,
             "guarded": guarded.router,
             "host": ring.hosts[0].address,
-            "nobody": f"127.0.0.1:{free_port_block(1)}",
+            "closed": f"127.0.0.1:{free_port_block(1)}",
             "taken": f"127.0.0.1:{taken.getsockname()[1]}",
             "port": taken.getsockname()[1] - 1,
             "weights": bundles / "own",
@@ -148,32 +148,32 @@ FILES = [
 SERVERS = [
     ("down", 1, "nothing is up"),
     ("doctor", 1, "name the hosts with --topology"),
-    ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one there"),
+    ("generate x --router {closed}", 1, "no router answers at {closed}; start one there"),
     ("generate x --router {host}", 1, "{host} is not a router; give the router's address"),
     ("generate x --router {taken} --timeout-s 0.1", 1, "accepts connections but does not answer in 0.1 s; it hangs"),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
     ("generate --router {lonely} --wait 0 --timeout-s 30 -- -hello", 1, "check that it runs"),
     ("compare x --router {lonely} --wait 0", 1, "cannot compare modes, the router is not ready"),
-    ("compare {empty} --router {nobody}", 2, "the prompt is empty: give at least one byte of text"),
+    ("compare {empty} --router {closed}", 2, "the prompt is empty: give at least one byte of text"),
     ("compare x --router {lonely} --modes local", 2, "the router has no local model"),
     ("chat x --router {lonely} --mode local", 2, "the router serves no mode that can answer"),
-    ("chat x --router {nobody} --temperature -1", 2, "temperature must be from 0 to"),
-    ("chat {empty} --router {nobody}", 2, "the prompt is empty: give some text"),
-    ("chat x --router {nobody} --mode are", 2, "unknown mode 'are' (did you mean ar"),
-    ("chat x --router {nobody} --max-tokens 0", 2, "--max-tokens must be at least 1, not 0"),
+    ("chat x --router {closed} --temperature -1", 2, "temperature must be from 0 to"),
+    ("chat {empty} --router {closed}", 2, "the prompt is empty: give some text"),
+    ("chat x --router {closed} --mode are", 2, "unknown mode 'are' (did you mean ar"),
+    ("chat x --router {closed} --max-tokens 0", 2, "--max-tokens must be at least 1, not 0"),
     ("chat x --router {ring} --max-tokens 9000", 2, "shorten one of them"),
     ("generate x --router {ring} --mode ar --budget-ms 9", 2, "mode ar does not take budget_ms: leave it out, or"),
     ("http --router {ring} --listen {taken}", 1, "{taken}: Address already in use; give another --listen"),
     ("draw sneaker --compare --out x.png --router {ring}", 2, "the router at {ring} serves no model that draws"),
-    ("train status {nobody} --once --patience 0", 1, "no coordinator answers at {nobody}"),
+    ("train status {closed} --once --patience 0", 1, "no coordinator answers at {closed}"),
 ]
 
 
 @pytest.mark.parametrize(
     ("line", "code", "says"), TYPING + BENCHES + FILES + SERVERS, ids=lambda value: str(value)[:40]
 )
-def test_a_mistake_ends_in_a_sentence(
+def test_a_mistake_is_explained_in_one_sentence(
     words: dict[str, Any],
     line: str,
     code: int,
@@ -190,20 +190,18 @@ def test_a_mistake_ends_in_a_sentence(
     assert (out, "done" in err) == ("", False)
 
 
-def test_a_router_that_was_started_in_place_of_a_dead_one_is_asked(
+def test_a_dead_deployment_is_reported_only_if_no_router_answers(
     words: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dead = Mock(**{"ended.return_value": {"router": "killed"}, "topology.client_tls": None})
     monkeypatch.setattr("serving.cli.deployment.deployment_here", lambda router: dead)
     assert main(["generate", "x", "--max-bytes", "2", "--router", words["ring"]]) == 0
     for command in (["generate", "x"], ["status"], ["deploy", "--rollback"]):
-        assert main([*command, "--router", words["nobody"]]) == 1
+        assert main([*command, "--router", words["closed"]]) == 1
         assert "exited: killed; `onesweep down`" in capsys.readouterr().err
 
 
-def test_output_that_cannot_be_written_ends_in_a_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_output_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for line in ("wan --help", "--version", "generate --help"):
         with open("/dev/full", "w") as full, monkeypatch.context() as changed:
             changed.setattr("sys.stdout", full)
@@ -216,7 +214,7 @@ def test_output_that_cannot_be_written_ends_in_a_sentence(
     assert (main([]), ascii_only.buffer.getvalue(), sys.stdin.read(), sys.stderr.read()) == (0, b"a?\n", "", "")
 
 
-def test_a_disk_that_fails_is_no_mistake_in_a_value(
+def test_a_disk_error_exits_with_1(
     bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
@@ -224,7 +222,7 @@ def test_a_disk_that_fails_is_no_mistake_in_a_value(
     assert "Input/output error" in capsys.readouterr().err
 
 
-def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_stop_although_stderr_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = Mock()
     monkeypatch.setattr(Deployment, "stop", stopped)
     monkeypatch.setattr("sys.stderr", Mock(**{"isatty.return_value": False, "write.side_effect": BrokenPipeError}))
@@ -232,7 +230,7 @@ def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch
     assert stopped.called
 
 
-def test_memory_or_a_package_that_there_is_not_ends_in_a_sentence(
+def test_missing_memory_or_package_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu, cuda = "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -245,7 +243,7 @@ def test_memory_or_a_package_that_there_is_not_ends_in_a_sentence(
         assert capsys.readouterr().err.startswith(f"onesweep: {says}")
 
 
-def test_options_and_texts_stand_in_any_order() -> None:
+def test_options_and_texts_are_accepted_in_any_order() -> None:
     for line in ("run m --max-tokens 8 hi", "run --max-tokens 8 m hi", "run m hi --max-tokens 8"):
         options = parse(line.split())
         assert (str(options.model), options.max_tokens, options.prompt) == ("m", 8, "hi")
@@ -253,7 +251,7 @@ def test_options_and_texts_stand_in_any_order() -> None:
         assert parse(line.split()).classes == ["boot", "bag"]
 
 
-def test_each_command_and_option_that_went_has_a_hint() -> None:
+def test_every_removed_command_and_option_has_a_hint() -> None:
     rows = re.findall(r"^\| (.+?) \| ", CHANGES.read_text(), re.MULTILINE)
     hints = re.compile(r"CHANGELOG\.md says|give --set|the command comes first")
     tried = 0
@@ -275,14 +273,14 @@ def test_each_command_and_option_that_went_has_a_hint() -> None:
 
 
 @pytest.mark.parametrize(("line", "code"), [("generat x", 2), ("status --router 127.1:1 --insecure", 1)])
-def test_the_exit_code_and_the_sentence_leave_the_process(line: str, code: int) -> None:
+def test_the_process_exits_with_the_code_and_the_sentence(line: str, code: int) -> None:
     ended = run(*line.split())
     assert (ended.returncode, ended.stdout) == (code, "")
     assert ended.stderr.splitlines()[-1].startswith("onesweep")
     assert not re.search("Traceback|does not resolve", ended.stderr)  # the system knows what 127.1 means
 
 
-def test_ctrl_c_while_a_server_does_not_answer() -> None:
+def test_ctrl_c_ends_a_command_that_waits_for_an_answer() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         subprocess.Popen(
@@ -306,7 +304,7 @@ def test_ctrl_c_while_a_server_does_not_answer() -> None:
         ("etcd3gw", ["doctor", "--topology", "etcd://127.0.0.1:1/x"], "etcd"),
     ],
 )
-def test_a_missing_extra(library: str, arguments: list[str], extra: str) -> None:
+def test_a_missing_extra_is_named(library: str, arguments: list[str], extra: str) -> None:
     hidden = f"import sys; sys.modules[{library!r}] = None; from serving.cli.__main__ import main; sys.exit(main())"
     ended = subprocess.run(
         [sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, timeout=SERVER_S, check=False

@@ -1,4 +1,4 @@
-"""`onesweep run`: from a file to an answer in one command; what was imported once is not imported again."""
+"""`onesweep run`: from a file to an answer in one command; a model is imported once."""
 
 import io
 import re
@@ -16,7 +16,7 @@ from stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
 from tests.serving.conftest import Run
 from tests.serving.pretrained import write_model
-from tests.stages.importing.published import learnt, write_gguf
+from tests.stages.importing.published import fitted, write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ ASKED = ["the sea", "--max-tokens", 6, "--temperature", 0]
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    return learnt()
+    return fitted()
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def gguf(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", weights)
 
 
-class Told:
-    """A cache, and all that it said."""
+class ImportCache:
+    """A cache of imports, and its output."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._stream = directory, io.StringIO()
@@ -52,8 +52,8 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    return Told(tmp_path / "cache")
+def import_cache(tmp_path: Path) -> ImportCache:
+    return ImportCache(tmp_path / "cache")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "onesweep"
 
 
-def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, cache: Path, onesweep: Run) -> None:
+def test_a_file_is_imported_once_and_answers(gguf: Path, cache: Path, onesweep: Run) -> None:
     command = ["run", gguf, *ASKED, "--hosts", 2]
     code, text, err = onesweep(*command)
     assert code == 0, err
@@ -78,8 +78,8 @@ def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, cache: Pa
     assert onesweep("run", entry, *ASKED)[:2] == (0, text)
 
 
-def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, told: Told) -> None:
-    checkpoint = told.checkpoint(gguf)
+def test_hosts_stop_at_the_end_of_a_conversation(gguf: Path, tmp_path: Path, import_cache: ImportCache) -> None:
+    checkpoint = import_cache.checkpoint(gguf)
     terminal = Terminal("run", checkpoint, "--max-tokens", 6)
     try:
         terminal.expect("2 hosts ready; router 127.0.0.1:")
@@ -99,15 +99,15 @@ def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, t
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "manifest"])
-def test_a_damaged_entry_is_made_anew(gguf: Path, told: Told, harm: str) -> None:
-    entry = told.checkpoint(gguf)
+def test_a_damaged_entry_is_imported_again(gguf: Path, import_cache: ImportCache, harm: str) -> None:
+    entry = import_cache.checkpoint(gguf)
     victim = entry / "manifest.json" if harm == "manifest" else next(entry.glob("stage-1-*.safetensors"))
     content = victim.read_bytes()
     changed = {"cut": content[:-8], "flipped": content[:-1] + bytes([content[-1] ^ 1]), "manifest": b"{"}
     victim.unlink() if harm == "gone" else victim.write_bytes(changed[harm])
     assert not is_whole(entry)
-    assert told.checkpoint(gguf) == entry
-    assert f"{entry} is damaged: importing {gguf} again" in told.text
+    assert import_cache.checkpoint(gguf) == entry
+    assert f"{entry} is damaged: importing {gguf} again" in import_cache.text
     assert victim.read_bytes() == content or harm == "manifest"
     shutil.copytree(entry, entry / "local")
     assert is_whole(entry)
@@ -115,17 +115,17 @@ def test_a_damaged_entry_is_made_anew(gguf: Path, told: Told, harm: str) -> None
     assert not is_whole(entry), "a copy beside the model may be damaged, too"
 
 
-def test_what_a_killed_import_left_is_removed(gguf: Path, told: Told) -> None:
-    entry = told.checkpoint(gguf)
+def test_files_of_a_killed_import_are_removed(gguf: Path, import_cache: ImportCache) -> None:
+    entry = import_cache.checkpoint(gguf)
     half = entry.parent / f".{entry.name}.abc"
     shutil.copytree(entry, half)
     shutil.rmtree(entry)
-    assert told.checkpoint(gguf) == entry
+    assert import_cache.checkpoint(gguf) == entry
     assert not half.exists()
 
 
-def test_of_two_runs_at_once_one_imports(gguf: Path, tmp_path: Path) -> None:
-    runs = [Told(tmp_path / "cache") for _ in range(2)]
+def test_two_runs_at_once_import_once(gguf: Path, tmp_path: Path) -> None:
+    runs = [ImportCache(tmp_path / "cache") for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(lambda run: run.checkpoint(gguf), runs)
     assert one == other
@@ -133,7 +133,7 @@ def test_of_two_runs_at_once_one_imports(gguf: Path, tmp_path: Path) -> None:
     assert sum(run.imports for run in runs) == 1
 
 
-def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesweep: Run) -> None:
+def test_the_demo_checks_speculation_of_a_pretrained_model(tmp_path: Path, onesweep: Run) -> None:
     write_model(tmp_path / "model")
     code, out, err = onesweep("demo", tmp_path / "model", "--prompt", "the sea")
     assert code == 0, err
@@ -156,14 +156,16 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
         (["{own}", "x", "--blocks", "2"], "has 3 blocks, not 2: import it again"),
     ],
 )
-def test_mistakes(gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str) -> None:
+def test_a_wrong_argument_is_explained(
+    gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str
+) -> None:
     places = {"tmp": tmp_path, "gguf": gguf, "own": bundles / "own"}
     code, out, err = onesweep("run", *(a.format(**places) for a in arguments))
     assert (code, out) == (2, "")
     assert says in err
 
 
-def test_an_import_tells_how_far_it_is_and_what_comes_next(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
+def test_an_import_reports_its_progress_and_the_next_command(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
     code, out, err = onesweep("import", gguf, "--blocks", 2, "--out", tmp_path / "out")
     assert code == 0, err
     lines = err.splitlines()

@@ -11,7 +11,7 @@ from serving.cli import ports
 from serving.cli.ports import free_port_block, port_free
 
 SHARED = range(32_000, 32_064)
-"""So few that two who did not know of each other would meet."""
+"""So few that two processes that do not share would collide."""
 OTHER = f"""
 import sys
 from serving.cli import ports
@@ -30,7 +30,7 @@ def test_two_processes_get_different_ports(monkeypatch: pytest.MonkeyPatch) -> N
         other.communicate()
 
 
-def test_a_server_can_listen_at_each_and_nobody_is_given_where_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "PORTS", SHARED)
     first = free_port_block(2)
     with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):

@@ -1,4 +1,4 @@
-"""`up`, `status`, `down`: what is started here is stopped here."""
+"""`up`, `status`, `down`: servers started here are stopped here."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def taken(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) -> None:
+def test_a_deployment_is_started_shown_and_stopped(bundles: Path, state: Path, port: int, onesweep: Run) -> None:
     up = ["up", "--detach", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own"]
     code, out, err = onesweep(*up)
     assert (code, "does not answer" in err) == (0, False), err
@@ -125,9 +125,7 @@ def test_up_with_certificates_and_tokens(
         assert onesweep("down")[0] == 0
 
 
-def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
-    bundles: Path, state: Path, port: int
-) -> None:
+def test_up_in_the_foreground_restarts_a_replica_and_stops_on_ctrl_c(bundles: Path, state: Path, port: int) -> None:
     arguments = ["up", "--hosts", "1", "--replicas", "2", "--port", str(port), "--checkpoint", str(bundles / "own")]
     with subprocess.Popen(
         [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -149,7 +147,7 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert not [*state.glob("*/deployment.json")]
 
 
-def test_ctrl_c_while_servers_start_is_heard_at_once(
+def test_ctrl_c_while_servers_start_stops_them(
     bundles: Path, state: Path, port: int, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starting = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
@@ -158,7 +156,7 @@ def test_ctrl_c_while_servers_start_is_heard_at_once(
     assert (code, out, "the router finishes its requests first" in err) == (130, "", True), err
 
 
-def test_a_signal_while_servers_stop_kills_those_that_are_left(
+def test_a_signal_while_servers_stop_kills_the_rest(
     bundles: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = list[str]()
@@ -171,7 +169,7 @@ def test_a_signal_while_servers_stop_kills_those_that_are_left(
     assert (killed, record.exists()) == (["router", "router"], False)
 
 
-def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, state: Path, onesweep: Run) -> None:
+def test_up_refuses_an_address_that_is_not_loopback(bundles: Path, tmp_path: Path, state: Path, onesweep: Run) -> None:
     path = tmp_path / "t.toml"
     path.write_text('[[hosts]]\naddress = "10.0.0.1:7701"\nblocks = [0, 1, 2]\n')
     code, _, err = onesweep("up", "--topology", path, "--checkpoint", bundles / "own")
@@ -179,12 +177,10 @@ def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, 
     assert not [*state.iterdir()]
 
 
-# Whose directory, whose processes
+# Ownership of directories and processes
 
 
-def test_a_directory_that_others_can_enter_is_not_believed(
-    state: Path, bundles: Path, port: int, onesweep: Run
-) -> None:
+def test_a_directory_that_others_can_enter_is_refused(state: Path, bundles: Path, port: int, onesweep: Run) -> None:
     state.mkdir(mode=0o755)
     for command in (["down"], ["status"], ["generate", "x"]):
         code, _, err = onesweep(*command)
@@ -195,14 +191,14 @@ def test_a_directory_that_others_can_enter_is_not_believed(
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"processes": 5}', '{"processes": {"router": "x"}}'])
-def test_a_record_that_makes_no_sense_is_none(state: Path, bundles: Path, record: str) -> None:
+def test_an_invalid_deployment_record_is_ignored(state: Path, bundles: Path, record: str) -> None:
     state.mkdir(mode=0o700)
     (state / "topology.toml").write_text(local_topology(1, 3, bundles / "own").to_toml())
     (state / "deployment.json").write_text(record)
     assert find_deployment(state) is None
 
 
-def test_a_number_that_another_program_has_now_is_left_alone(state: Path, bundles: Path) -> None:
+def test_a_process_id_reused_by_another_program_is_not_killed(state: Path, bundles: Path) -> None:
     state.mkdir(mode=0o700)
     topology = local_topology(1, 3, bundles / "own")
     (state / "topology.toml").write_text(topology.to_toml())

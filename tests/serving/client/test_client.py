@@ -1,4 +1,4 @@
-"""The client's own parts: text that arrives in pieces, requests, and what statuses become."""
+"""The client's own parts: text that arrives in pieces, and requests."""
 
 import asyncio
 import subprocess
@@ -32,7 +32,7 @@ def test_pieces_add_up_to_the_whole_text(raw: bytes, data: st.DataObject) -> Non
 
 
 @given(st.text(max_size=30))
-def test_no_character_is_cut_in_two(text: str) -> None:
+def test_no_character_is_split(text: str) -> None:
     decoder, shown = TextDecoder(), ""
     for byte in text.encode():
         shown += decoder.feed(bytes([byte]))
@@ -45,11 +45,11 @@ def message_of(prompt: str | bytes, **settings: Any) -> router_pb2.GenerateReque
     return Request(prompt=prompt, **settings).message()
 
 
-def test_settings_left_out_are_the_routers() -> None:
+def test_omitted_settings_are_left_to_the_router() -> None:
     request = message_of("x")
     assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec", "draft"))
     assert message_of("x", temperature=0.0).HasField("temperature")
-    assert message_of(b"\xff").prompt == b"\xff", "the router says what is wrong with bytes"
+    assert message_of(b"\xff").prompt == b"\xff", "the router explains invalid bytes"
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_settings_left_out_are_the_routers() -> None:
         ({"codec": "é"}, "unknown codec"),
     ],
 )
-def test_what_a_message_cannot_carry(settings: dict[str, Any], says: str) -> None:
+def test_an_invalid_setting_is_refused_before_sending(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         message_of("x", **settings)
 
 
-async def test_the_async_client_does_what_the_plain_one_does(deployment: Deployment) -> None:
+async def test_the_async_client_generates_and_streams_the_same_text(deployment: Deployment) -> None:
     async with AsyncClient(deployment.topology.router) as client:
         whole = await client.generate("x", mode="chunked", chunk=8, max_bytes=20)
         *pieces, last = [item async for item in client.stream("x", mode="chunked", chunk=8, max_bytes=20)]
@@ -78,8 +78,8 @@ async def test_the_async_client_does_what_the_plain_one_does(deployment: Deploym
     assert (len(pieces), b"".join(pieces)) == (3, whole.output)
 
 
-async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> None:
-    """And their tasks, which nobody cancelled, are told: `merged` would wait for ever otherwise."""
+async def test_calls_of_a_closed_client_fail(deployment: Deployment) -> None:
+    """Their tasks end, too: `merged` would wait for ever otherwise."""
     client = AsyncClient(deployment.topology.router)
     async with aclosing(merged([client.events("x", mode="ar", max_bytes=400)])) as pieces:
         await anext(pieces)
@@ -102,7 +102,7 @@ assert 'torch' not in sys.modules
 """
 
 
-def test_what_computes_nothing_needs_no_torch(tmp_path: Path) -> None:
+def test_clients_and_routers_need_no_torch(tmp_path: Path) -> None:
     """Clients, the gateway, `up`, `deploy`, `doctor`, and a router whose checkpoint has no local/."""
     write_model(tmp_path)
     subprocess.run([sys.executable, "-c", PLANS, tmp_path], check=True)

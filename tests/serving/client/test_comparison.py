@@ -1,4 +1,4 @@
-"""Several modes on one prompt: who is run, and the table that shows it."""
+"""Several modes on one prompt: the variants, and the table that shows them."""
 
 import unicodedata
 from pathlib import Path
@@ -32,7 +32,7 @@ def result(text: bytes, **changes: Any) -> Result:
     return Result(text=text.decode(errors="replace"), output=text, **booked(summary, Result))
 
 
-# Who is run
+# The variants
 
 
 def test_every_mode_is_run_with_every_scorer() -> None:
@@ -44,13 +44,13 @@ def test_every_mode_is_run_with_every_scorer() -> None:
 
 
 @given(st.text(st.characters(codec=None), max_size=50))
-def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
+def test_control_characters_are_not_printed(text: str) -> None:
     shown = printable(text)
     assert len(shown) == len(text)
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
 
 
-def test_a_mode_that_failed_stands_among_the_others() -> None:
+def test_a_failed_mode_is_listed_with_the_others() -> None:
     rows = {"sweep": result(b"sea\x1b", mode="sweep"), "ar": "host-2 is lost", "local:copy": "no copy"}
     lines = comparison("The ", rows).splitlines()
     assert lines[0].startswith("mode")

@@ -101,9 +101,7 @@ def test_a_request_continues_at_the_other_router(
     wait_ready(second)
 
 
-def test_a_quota_holds_at_two_routers_together(
-    bundles: Path, servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_routers_share_a_quota(bundles: Path, servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it at each; a text that is written again where a router is lost counts there as well."""
     token, tokens, port, length = new_token(), tmp_path / "tokens.toml", free_port_block(4), 40
     both = 2 * (length + len(PROMPT))
@@ -151,7 +149,7 @@ class Dropping(RouterServiceServicer):
         yield GenerateResponse(summary=Summary())
 
 
-async def test_a_call_that_grpc_drops_is_asked_again() -> None:
+async def test_a_call_dropped_by_grpc_is_retried() -> None:
     server, service = grpc.aio.server(), Dropping()
     add_RouterServiceServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -164,7 +162,7 @@ async def test_a_call_that_grpc_drops_is_asked_again() -> None:
     await server.stop(None)
 
 
-def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_survives_a_router_restart(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "RECOVERY_S", 300.0)
     topology = local_topology(1, 3, bundles / "own", free_port_block(2))
     servers.hosts(topology, bundles / "own")
@@ -180,14 +178,14 @@ def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch:
     assert text == whole
 
 
-def test_both_are_down() -> None:
+def test_two_unreachable_routers_are_named() -> None:
     said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
     with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):
         client.generate("x", timeout_s=1.0)
 
 
 @pytest.mark.parametrize("second", [GenerateResponse(text=b" sun"), GenerateResponse(summary=Summary())])
-def test_another_text_is_an_error_and_is_never_glued(second: GenerateResponse) -> None:
+def test_a_second_router_with_another_text_is_an_error(second: GenerateResponse) -> None:
     answer = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
     tokens = [TokenLogprob(text=b"The"), TokenLogprob(text=b" sea")]
     assert list(answer.read(GenerateResponse(text=b"The sea", logprobs=tokens))) == [tokens, b"The sea"]

@@ -24,8 +24,8 @@ HERE, PROTOS = Path(__file__).parent, Path(__file__).parents[3] / "proto"
 
 
 @pytest.fixture(scope="module")
-def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All that the stranger was told."""
+def answers(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answers that a client in node received."""
     if shutil.which("npm") is None:
         pytest.skip("there is no node with npm on this machine")
     folder = tmp_path_factory.mktemp("node")
@@ -46,8 +46,8 @@ def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.mark.parametrize("mode", ["sweep", "ar"])
-def test_it_reads_the_same_text_as_our_client(told: dict[str, Any], client: Client, mode: str) -> None:
-    own, other = client.generate(PROMPT, mode=mode, max_bytes=24, seed=5), told[mode]
+def test_a_node_client_reads_the_text_of_our_client(answers: dict[str, Any], client: Client, mode: str) -> None:
+    own, other = client.generate(PROMPT, mode=mode, max_bytes=24, seed=5), answers[mode]
     assert other["code"] == grpc.StatusCode.OK.value[0]
     assert bytes.fromhex(other["text"]).decode(errors="replace") == own.text
     summary = other["summary"]

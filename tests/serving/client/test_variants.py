@@ -1,4 +1,4 @@
-"""What is named by --modes."""
+"""Variants that --modes names."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from stages.errors import InputError
         ("steps:int8", {"codec": "int8"}),
     ],
 )
-def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None:
+def test_a_variant_is_parsed_into_mode_and_settings(text: str, settings: dict[str, object]) -> None:
     variant = parse_variant(text)
     assert variant.request() == {"mode": variant.mode, **settings}
     assert parse_variant(variant.label) == variant
@@ -45,7 +45,7 @@ def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None
         ("sweep,ar:scorer", "'ar:scorer': mode ar does not take scorer: leave it out, or use mode resample"),
     ],
 )
-def test_what_is_no_mode(text: str, says: str) -> None:
+def test_an_invalid_variant_is_explained(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_variants(text)
     assert says in str(caught.value)
@@ -55,7 +55,7 @@ def test_what_is_no_mode(text: str, says: str) -> None:
     assert "--modes" not in str(caught.value)
 
 
-def test_having_leaves_settings_in_one_order() -> None:
+def test_having_keeps_settings_in_one_order() -> None:
     plain = ModeVariant("ar")
     assert plain.having(temperature=0.5, codec="int8") == plain.having(codec="int8").having(temperature=0.5)
     assert plain.having(codec="int8").having(codec=None) == plain

@@ -65,13 +65,13 @@ def test_a_chain_draws_in_one_trip(artist: Client) -> None:
     three = artist.draw("one", seed=SEED, levels=6, pictures=3).wire_bytes[1:3]
     for size, larger in zip(drawn.wire_bytes[1:3], three, strict=True):
         assert estimate < size
-        assert abs(larger - size - 2 * estimate) < 40, "what else travels does not grow with the pictures"
+        assert abs(larger - size - 2 * estimate) < 40, "the rest of the message does not grow with the pictures"
     assert {preview.block for preview in shown} <= {0, 1}, "they take links of their own, and may come too late"
     assert np.array_equal(artist.draw("one", seed=SEED, levels=6).pixels, drawn.pixels)
     assert not np.array_equal(artist.draw("one", seed=SEED + 1, levels=6).pixels, drawn.pixels)
 
 
-def test_previews_are_shown_as_they_come(bundle: Path, local_ring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previews_are_shown_as_they_arrive(bundle: Path, local_ring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     previews, results, deliver, shown = list[Any](), list[Any](), Ring._deliver, list[DrawnPictures]()
 
     def previews_first(ring: Ring, event: Any) -> None:
@@ -85,7 +85,7 @@ def test_previews_are_shown_as_they_come(bundle: Path, local_ring: Any, monkeypa
     assert sorted(preview.block or 0 for preview in shown) == [0, 1]
 
 
-def test_undivided_nets_draw_what_one_process_draws(artist: Client, bundle: Path) -> None:
+def test_undivided_nets_draw_the_pictures_of_one_process(artist: Client, bundle: Path) -> None:
     plan = DrawPlan(SEED, (2,), 5, "2m", 1.5)
     for mode in ("steps", "local"):
         parts = [load_picture_part(bundle / mode, i) for i in range(3 if mode == "steps" else 1)]
@@ -117,7 +117,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Client) -> None:
+def test_a_wrong_request_is_refused_with_the_reason(drawing: Deployment, artist: Client) -> None:
     with open_blocking_channel(drawing.topology.router) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         for fields, message in BAD:
@@ -135,14 +135,14 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
     until(lambda: not any(host.sessions for host in artist.status().hosts))
 
 
-def test_text_weights_do_not_draw(client: Client) -> None:
+def test_a_text_checkpoint_refuses_to_draw(client: Client) -> None:
     with pytest.raises(RequestRefused, match="mode chain cannot be served: the hosts have no chain/ that draws"):
         client.draw("one")
     with pytest.raises(RequestRefused, match="mode local cannot be served"):
         client.draw("one", mode="local")
 
 
-def test_the_command_writes_files(
+def test_the_command_writes_png_files(
     drawing: Deployment, artist: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
     def draw(*arguments: str) -> tuple[int, str]:
@@ -202,7 +202,7 @@ def test_the_command_writes_files(
         assert message in told.out + told.err
 
 
-def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Path) -> None:
+def test_the_openai_client_draws(drawing: Deployment, artist: Client, tmp_path: Path) -> None:
     with run(tmp_path, "--router", drawing.topology.router) as gateway:
         api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         (model,) = api.models.list().data
@@ -231,7 +231,7 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client) -> None:
+def test_a_picture_survives_the_loss_of_a_host(bundle: Path, artist: Client) -> None:
     wanted = {mode: artist.draw("one", mode=mode, seed=SEED).pixels for mode in ("chain", "steps")}
     with (
         temporary_deployment(doubled(bundle), bundle, router_options=["--set", "hop_timeout_s=5"]) as running,

@@ -15,7 +15,7 @@ from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 pytestmark = pytest.mark.slow
 
 
-def test_an_answer_may_be_large(tmp_path: Path, onesweep: Run) -> None:
+def test_an_answer_may_fill_a_message(tmp_path: Path, onesweep: Run) -> None:
     """As many pictures as a hop may have: nearly the 4 MiB of a message to a client."""
     large = replace(TINY, height=128, width=128, channels=3, patch=16)
     bundle = tiny_picture_bundle(tmp_path / "large", ("chain",), large)

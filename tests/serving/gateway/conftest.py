@@ -25,7 +25,7 @@ expect.set_options(timeout=20_000)
 
 @dataclass(frozen=True)
 class Gateway:
-    """Where it listens, and what it said."""
+    """A running gateway, and its log."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -101,7 +101,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, url: str, wait_for: str, **context: Any) -> Iterator[Page]:
-    """A page that has `wait_for`; whatever it says in the console, or fetches from elsewhere, fails the test."""
+    """A page that has `wait_for`; an error in its console or a fetch from elsewhere fails the test."""
     opened, site = browser.new_context(reduced_motion="reduce", **context), "/".join(url.split("/")[:3])
     page, wrong = opened.new_page(), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -116,7 +116,7 @@ def open_page(browser: Browser, url: str, wait_for: str, **context: Any) -> Iter
 
 def is_wrong(said: ConsoleMessage) -> bool:
     # the state of the hosts is asked for every two seconds, and a page that is left breaks that off
-    # the browser tells of every answer that is a refusal, too
+    # the browser reports every refusal, too
     spared = said.location["url"].endswith(("/api/hosts", "/v1/chat/completions"))
     return said.type in ("error", "warning") and not ("Failed to load resource" in said.text and spared)
 

@@ -1,4 +1,4 @@
-"""What is no request of ours is refused in OpenAI's words, never with a 500."""
+"""Invalid requests are refused in OpenAI's format, never with a 500."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def check_refusal(answer: httpx.Response, status: int) -> dict[str, Any]:
         b'{"model": 1' + b"0" * 10_000 + b"}",
     ],
 )
-def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
+def test_invalid_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     error = check_refusal(http.post(path, content=body, headers=JSON), 400)
     assert (error["type"], error["param"]) == ("invalid_request_error", None)
     assert ("nested too deep: at most 200" in error["message"]) == (len(body) > 20_000)
@@ -76,12 +76,12 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
         ("onesweep", {"budget_ms": 4}, "onesweep.budget_ms"),
     ],
 )
-def test_wrong_fields_are_named(http: httpx.Client, field: str, value: object, param: str) -> None:
+def test_a_wrong_field_is_named(http: httpx.Client, field: str, value: object, param: str) -> None:
     body = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2, field: value}
     assert check_refusal(http.post("/v1/completions", json=body), 400)["param"] == param
 
 
-def test_a_field_is_named_as_the_endpoint_has_it(http: httpx.Client) -> None:
+def test_a_field_is_named_by_its_name_in_the_endpoint(http: httpx.Client) -> None:
     for path, own in (("responses", "input"), ("chat/completions", "messages")):
         body = {"model": "onesweep-local", own: [{"role": "user", "content": "x" * 600}]}
         assert check_refusal(http.post(f"/v1/{path}", json=body), 400)["param"] == own
@@ -108,7 +108,7 @@ def test_wrong_messages_are_named(http: httpx.Client, messages: object) -> None:
     assert check_refusal(http.post("/v1/chat/completions", json=body), 400)["param"].startswith("messages")
 
 
-def test_a_schema_has_no_keyword_of_ours(http: httpx.Client) -> None:
+def test_a_schema_with_an_internal_keyword_is_refused(http: httpx.Client) -> None:
     named, model = {"name": "x", "schema": {"type": "object", OF_CALLS: True}}, {"model": "onesweep-ar"}
     asked = {**model, "messages": [{"role": "user", "content": "x"}]}
     asked |= {"response_format": {"type": "json_schema", "json_schema": named}}
@@ -129,7 +129,7 @@ def test_a_huge_body_is_a_413(http: httpx.Client, path: str) -> None:
 ASKED: dict[str, Any] = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2.0, "seed": 1.0}  # whole numbers
 
 
-def test_a_body_packed_by_gzip_is_read_within_its_bound(http: httpx.Client) -> None:
+def test_a_gzip_body_is_read_within_the_limit(http: httpx.Client) -> None:
     def post(body: bytes, packing: str = "gzip") -> httpx.Response:
         return http.post("/v1/completions", content=body, headers={**JSON, "content-encoding": packing})
 
@@ -146,7 +146,7 @@ def test_a_body_packed_by_gzip_is_read_within_its_bound(http: httpx.Client) -> N
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/v1/models", "/static/race.js", "/readyz"])
-def test_head_and_a_last_slash_answer_as_get_does(http: httpx.Client, path: str) -> None:
+def test_head_and_a_trailing_slash_answer_like_get(http: httpx.Client, path: str) -> None:
     there = http.get(path)
     assert there.status_code == 200
     for same in (http.head(path), http.get(f"{path}/"), http.head(f"{path}/")):
@@ -162,14 +162,14 @@ def answer_to(http: httpx.Client, sent: str) -> str:
         return b"".join(iter(lambda: connected.recv(4096), b"")).decode()
 
 
-def test_a_request_line_may_have_the_whole_address(http: httpx.Client) -> None:
+def test_a_request_line_may_have_an_absolute_url(http: httpx.Client) -> None:
     lines = "Host: evil.example\r\nConnection: close\r\n\r\n"
     own, others = f"http://127.0.0.1:{http.base_url.port}", ("http://evil.example", "http://a@localhost")
     for address, status in ((own, 200), *((other, 403) for other in others)):
         assert answer_to(http, f"GET {address}/healthz HTTP/1.1\r\n{lines}").startswith(f"HTTP/1.1 {status}")
 
 
-def test_a_head_has_a_bound_and_says_where_the_body_ends(http: httpx.Client) -> None:
+def test_a_too_large_or_ambiguous_request_head_is_refused(http: httpx.Client) -> None:
     get, long = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", "a" * MAX_HEAD_BYTES
     post = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for sent in (
@@ -182,7 +182,7 @@ def test_a_head_has_a_bound_and_says_where_the_body_ends(http: httpx.Client) -> 
         assert re.match(r"HTTP/1.1 400 (?s:.+)x-frame-options: (?s:.+)\r\n\r\n{\"error\": {", answer_to(http, sent))
 
 
-def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
+def test_unknown_paths_and_methods_are_refused(http: httpx.Client) -> None:
     assert "begin with /v1" in check_refusal(http.post("/chat/completions", json={}), 404)["message"]
     check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
     check_refusal(http.get("/static/nothing.js"), 404)

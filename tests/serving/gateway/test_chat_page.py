@@ -43,7 +43,7 @@ def answered(site: str, *texts: str) -> str:
 KEPT = "JSON.parse(localStorage.getItem('onesweep-chats'))[0].messages.map((each) => each.content)"
 
 
-def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> None:
+def test_a_conversation_continues_with_its_history(page: Page, site: str) -> None:
     def comment_first(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, body=f": waiting\n\n{answer.text()}")
@@ -106,7 +106,7 @@ def test_markdown_becomes_elements(page: Page) -> None:
     assert made == SHOWN
 
 
-def test_a_chat_model_opens_its_chat(page: Page, site: str) -> None:
+def test_the_start_page_of_a_chat_model_is_the_chat(page: Page, site: str) -> None:
     page.goto(f"{site}/")
     page.wait_for_url(f"{site}/chat")
     page.get_by_role("link", name="Race").click()
@@ -114,7 +114,7 @@ def test_a_chat_model_opens_its_chat(page: Page, site: str) -> None:
     assert page.url == f"{site}/race"
 
 
-def test_what_is_said_never_becomes_markup(page: Page) -> None:
+def test_messages_never_become_markup(page: Page) -> None:
     evil = "<img src=x onerror=\"document.title='taken'\">"
     page.get_by_label("Message").fill(evil)
     page.keyboard.press("Enter")

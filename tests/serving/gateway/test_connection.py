@@ -1,4 +1,4 @@
-"""Bodies and connections have limits, and answers end with whoever waits for them."""
+"""Bodies and connections have limits, and answers end with their client."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def is_live(connected: socket.socket) -> bool:
     return True
 
 
-def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_is_a_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_S", 0.2)
     with dial(port) as connected:
         connected.sendall(POST + b"Content-Length: 10\r\n\r\n{")
@@ -64,7 +64,7 @@ def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.Monke
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_large_bodies_that_do_not_end_have_so_much_memory_together(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_unfinished_large_bodies_is_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODIES_BYTES", 100_000)  # one of these, and no other beside it
     head, rest = POST + b"Content-Length: 200000\r\n\r\n", b"x" * (SMALL_BODY_BYTES + 60_000)
     with contextlib.ExitStack() as stack:
@@ -83,7 +83,7 @@ def test_large_bodies_that_do_not_end_have_so_much_memory_together(port: int, mo
 
 
 @pytest.mark.slow
-def test_a_body_that_comes_slowly_is_read_to_its_end(port: int) -> None:
+def test_a_slow_body_is_read_to_its_end(port: int) -> None:
     with dial(port) as connected:
         assert is_live(connected)
         connected.sendall(POST + b"Content-Length: 10\r\n\r\nslow ")
@@ -92,7 +92,7 @@ def test_a_body_that_comes_slowly_is_read_to_its_end(port: int) -> None:
         assert connected.recv(4096).startswith(b"HTTP/1.1 400")
 
 
-def test_a_connection_too_many_closes_an_idle_one_or_is_refused(
+def test_a_connection_over_the_limit_closes_an_idle_one_or_is_refused(
     servers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gateway, "MAX_CONNECTIONS", 2)
@@ -122,7 +122,7 @@ def test_a_connection_too_many_closes_an_idle_one_or_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("files", "clients"), [(1024, 1050), (40, 60)])
-def test_slow_clients_take_no_descriptors_from_others(tmp_path: Path, files: int, clients: int) -> None:
+def test_slow_clients_do_not_exhaust_file_descriptors(tmp_path: Path, files: int, clients: int) -> None:
     with run(tmp_path, "--router", f"127.0.0.1:{free_port_block(1)}", files=files) as gateway:
         port = int(gateway.url.rpartition(":")[2])
         with contextlib.ExitStack() as stack:
@@ -135,7 +135,7 @@ def test_slow_clients_take_no_descriptors_from_others(tmp_path: Path, files: int
         assert len(gateway.log.read_text().splitlines()) < 100
 
 
-def test_an_idle_connection_is_not_closed_on_a_request_that_is_on_its_way() -> None:
+def test_an_idle_connection_with_an_arriving_request_is_not_closed() -> None:
     loop = asyncio.new_event_loop()
     near, far = socket.socketpair()
     with near, far:
@@ -166,7 +166,7 @@ class FakeTransport(asyncio.Transport):
         self.closed = True
 
 
-async def test_a_failure_of_its_own_is_locked_down_too() -> None:
+async def test_an_internal_error_has_the_security_headers() -> None:
     class Broken:
         async def status(self, **settings: object) -> None:
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Every field of OpenAI's API is honoured, taken without effect, or refused with what to do; the page tells which."""
+"""Every field of OpenAI's API is honoured, taken without effect, or refused with advice; the page lists them."""
 
 import contextlib
 import re
@@ -37,7 +37,7 @@ def refusal(request: type[Fields], **fields: Any) -> str:
     ("request_", "params"),
     [(ChatRequest, ChatParams), (CompletionRequest, TextParams), (ResponseRequest, ResponseParams)],
 )
-def test_openais_fields_are_known(request_: type[Fields], params: Any) -> None:
+def test_every_field_of_openai_is_known(request_: type[Fields], params: Any) -> None:
     unknown = params.__annotations__.keys() - request_.model_fields.keys()
     assert unknown - OF_OPENAI <= INSTEAD.keys()
     for name in unknown & INSTEAD.keys():
@@ -45,7 +45,7 @@ def test_openais_fields_are_known(request_: type[Fields], params: Any) -> None:
 
 
 @pytest.mark.parametrize("request_", MIN)
-def test_fields_without_effect_and_nulls_are_taken_everywhere(request_: type[Fields]) -> None:
+def test_ignored_fields_and_nulls_are_accepted_everywhere(request_: type[Fields]) -> None:
     habits: dict[str, Any] = {name: TAKEN.get(name, {"a": "b"}) for name in IGNORED_TEXT_FIELDS}
     request_.model_validate({"model": "onesweep", **MIN[request_], **habits, "seed": -1})
     request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **MIN[request_]})
@@ -55,7 +55,7 @@ def test_fields_without_effect_and_nulls_are_taken_everywhere(request_: type[Fie
 
 @pytest.mark.parametrize("request_", MIN)
 @pytest.mark.parametrize("junk", [True, 1.5, -5, 10**400, "x", [], {}, [1], {"a": 1}, ["x"] * 2000, [{"type": "x"}]])
-def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], junk: Any) -> None:
+def test_an_invalid_value_is_explained_in_our_words(request_: type[Fields], junk: Any) -> None:
     for name in request_.model_fields:
         with contextlib.suppress(ValidationError):
             request_.model_validate({"model": "onesweep", **MIN[request_], name: junk})
@@ -63,7 +63,7 @@ def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], j
         assert not re.search(r"Input|should|valid |[a-z] required|\w\[", refusal(request_, **{name: junk})), name
 
 
-def test_the_schema_tells_the_bounds_that_a_request_has() -> None:
+def test_the_schema_has_the_bounds_of_a_request() -> None:
     told = CompletionRequest.model_json_schema()
     of_ours = told["$defs"]["Extension"]["properties"]
     own, (one, several, _) = told["properties"], told["properties"]["stop"]["anyOf"]
@@ -89,6 +89,6 @@ def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert refusal(ImageRequest, prompt="x", response_format="url") == "response_format must be 'b64_json', not \"url\""
 
 
-def test_the_page_names_them() -> None:
+def test_the_page_names_every_ignored_field() -> None:
     named = {word for words in re.findall("`([^`\n]+)`", PAGE) for word in re.findall("[a-z_]+", words)}
     assert named >= IGNORED_TEXT_FIELDS.keys() | IGNORED_IMAGE_FIELDS.keys()

@@ -1,4 +1,4 @@
-"""Who may call, and what every answer says to browsers."""
+"""Requests of other sites, and the security headers of every answer."""
 
 import httpx
 import pytest
@@ -13,7 +13,7 @@ ASKED = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:7780", "localhost:7780", "LOCALHOST", "[::1]:7780", "10.8.0.1", "one.example."]
 )
-def test_names_that_are_ours(host: str) -> None:
+def test_a_host_header_with_an_allowed_name_is_accepted(host: str) -> None:
     check_site({"one.example"}, "GET", Headers({"host": host}))
 
 
@@ -30,12 +30,12 @@ FORMS = ("", "text/plain", "application/x-www-form-urlencoded", "text/plain;appl
         *(("POST", {"host": "localhost", "content-type": kind}, "Content-Type") for kind in FORMS),
     ],
 )
-def test_others_are_refused(method: str, headers: dict[str, str], says: str) -> None:
+def test_requests_of_other_sites_are_refused(method: str, headers: dict[str, str], says: str) -> None:
     with pytest.raises(ApiError, match=says):
         check_site({"one.example"}, method, Headers(headers))
 
 
-def test_the_server_guards_itself(http: httpx.Client) -> None:
+def test_the_server_refuses_requests_of_other_sites(http: httpx.Client) -> None:
     own = str(http.base_url).rstrip("/")
     assert http.post("/v1/completions", json=ASKED, headers={"origin": own}).status_code == 200
     for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
@@ -47,7 +47,7 @@ def test_the_server_guards_itself(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/hosts", "/static/race.js", "/api/hosts", "/v1/models", "/nothing"])
-def test_every_answer_is_locked_down(http: httpx.Client, path: str) -> None:
+def test_every_answer_has_security_headers(http: httpx.Client, path: str) -> None:
     headers = http.get(path).headers
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'")

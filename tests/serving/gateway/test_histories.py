@@ -14,7 +14,7 @@ from serving.gateway.responses import ResponseRequest
 from serving.modes.chat_template import ChatTemplate
 
 TEXT = [{"type": "text", "text": "a"}]
-# What servers answer, ours and others, and the text and arguments that a template is given of it.
+# Answers of servers, ours and others, and the text and arguments that a template gets from each.
 ANSWERS: list[tuple[dict[str, Any], str, list[Any]]] = [
     ({"content": "a"}, "a", []),
     ({"content": "a", "annotations": [{"type": "url_citation"}], "reasoning_content": "hm", "phase": "x"}, "a", []),
@@ -36,7 +36,7 @@ ARGUMENTS: list[tuple[Any, Any]] = [
     ('{"x": "\\ud800"}', '{"x": "\\ud800"}'),
     ('{"x":' * 200 + "1" + "}" * 200, '{"x":' * 200 + "1" + "}" * 200),
 ]
-# How Qwen 2.5's template writes a history; templates that know no calls, that take turns alone, as Gemma's does, and
+# A history as Qwen 2.5's template writes it; templates that know no calls, that take turns alone, as Gemma's does, and
 # one call a turn, as Llama 3.1's does.
 QWEN = r"""{%- for m in messages %}{%- if m.role != "tool" %}{{ "<|im_start|>" + m.role }}
 {%- if m.content %}{{ "\n" + m.content }}{% endif %}
@@ -53,25 +53,25 @@ ONE_CALL = TURNS.replace("{%", "{% if messages[1].tool_calls | length > 1 %}{{ r
 CALLS = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": '{"x": 1}'}} for at in range(3)]
 
 
-def told(*messages: Any) -> list[Any]:
+def read_messages(*messages: Any) -> list[Any]:
     """Role, text and the other fields of each, as the router gets them."""
     read = request_messages([ChatMessage.model_validate(each) for each in messages])
     return [(role, text, json.loads("".join(more) or "{}")) for role, text, *more in read]
 
 
 @pytest.mark.parametrize(("answer", "text", "arguments"), ANSWERS)
-def test_an_answer_is_a_message(answer: dict[str, Any], text: str, arguments: list[Any]) -> None:
+def test_an_answer_can_be_sent_back_as_a_message(answer: dict[str, Any], text: str, arguments: list[Any]) -> None:
     plain: dict[str, Any] = ChatCompletionMessage.model_construct(role="assistant", **answer).model_dump(warnings=False)
     for sent in ({"role": "assistant", **answer}, plain):
-        ((role, said, more),) = told(sent)
+        ((role, said, more),) = read_messages(sent)
         assert (role, said) == ("assistant", text)
         assert [call["function"]["arguments"] for call in more.get("tool_calls", [])] == arguments
 
 
 @pytest.mark.parametrize(("sent", "read"), ARGUMENTS)
-def test_arguments_are_read_where_they_can_be(sent: Any, read: Any) -> None:
+def test_call_arguments_are_parsed_if_possible(sent: Any, read: Any) -> None:
     call = {"id": "x", "function": {"name": "f", "arguments": sent}}
-    ((_, _, more),) = told({"role": "assistant", "tool_calls": [call]})
+    ((_, _, more),) = read_messages({"role": "assistant", "tool_calls": [call]})
     assert more["tool_calls"] == [{"id": "x", "type": "function", "function": {"name": "f", "arguments": read}}]
     items = [{"type": "function_call", "call_id": "x", "name": "f", "arguments": sent}]
     (message,) = ResponseRequest.model_validate({"model": "x", "input": items}).chat().messages
@@ -79,24 +79,24 @@ def test_arguments_are_read_where_they_can_be(sent: Any, read: Any) -> None:
 
 
 @given(st.permutations(range(3)), st.sampled_from([None, "", "a", TEXT, [*TEXT, None]]))
-def test_results_come_in_the_order_of_the_calls(order: list[int], content: Any) -> None:
+def test_tool_results_are_sorted_by_their_calls(order: list[int], content: Any) -> None:
     results = [{"role": "tool", "tool_call_id": f"c{at}", "content": content} for at in order]
-    _, *read = told({"role": "assistant", "tool_calls": CALLS}, *results)
+    _, *read = read_messages({"role": "assistant", "tool_calls": CALLS}, *results)
     assert [more for _, _, more in read] == [{"tool_call_id": f"c{at}", "name": "f"} for at in range(3)]
     assert {text for _, text, _ in read} == {"a" if content else ""}
 
 
 @pytest.mark.parametrize("said", ["", "Let me see."])
 @pytest.mark.parametrize("template", [PLAIN, TURNS, ONE_CALL])
-def test_a_template_without_calls_is_told_of_them_as_qwens_writes_them(template: str, said: str) -> None:
+def test_a_template_without_calls_gets_them_in_the_format_of_qwen(template: str, said: str) -> None:
     results = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"<{at}>"} for at in range(3)]
     called = {"role": "assistant", "content": said, "tool_calls": CALLS}
-    history = told({"role": "user", "content": "é"}, called, *results, {"role": "assistant", "content": "so"})
+    history = read_messages({"role": "user", "content": "é"}, called, *results, {"role": "assistant", "content": "so"})
     messages = [{"role": role, "content": text, **more} for role, text, more in history]
     assert ChatTemplate(template).render(messages) == ChatTemplate(QWEN).render(messages)
 
 
-def test_the_items_of_an_answer_are_items_of_the_next_request() -> None:
+def test_output_items_can_be_sent_in_the_next_request() -> None:
     call = {"type": "function_call", "id": "fc", "call_id": "x", "name": "f", "arguments": "{}", "status": "completed"}
     part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
     said = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part], "phase": None}

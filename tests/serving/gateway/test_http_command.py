@@ -1,4 +1,4 @@
-"""`onesweep http` and `up --http`: where they listen, and what they refuse."""
+"""`onesweep http` and `up --http`: their addresses, and wrong options."""
 
 import contextlib
 import ssl
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.slow
         (["--set", "timeout_s=nan"], "above 0"),
     ],
 )
-def test_wrong_options_are_refused(onesweep: Run, options: list[str], words: str) -> None:
+def test_a_wrong_option_is_explained(onesweep: Run, options: list[str], words: str) -> None:
     code, _, error = onesweep("http", "--listen", "127.0.0.1:0", *options)
     assert (code, error.count("\n")) == (2, 1)
     assert words in error
 
 
-def test_without_its_framework_it_says_what_to_install(onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_framework_is_named_with_its_extra(onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.gateway.settings.find_spec", lambda name: None)
     for command in (("http",), ("up", "--http")):
         code, _, error = onesweep(*command)
@@ -78,7 +78,7 @@ def shown(context: ssl.SSLContext) -> bytes:
     return raw
 
 
-def test_a_renewed_certificate_is_shown_once_it_is_whole(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_used_once_its_key_matches(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     own = OwnCertificate(cert, key)
     first = shown(own.context)
@@ -98,13 +98,13 @@ def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -
         OwnCertificate(*certificate)
 
 
-def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_gateway_serves_https_without_a_router(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     trust = ssl.create_default_context(cafile=cert)
     options = ("--router", "127.0.0.1:1", "--tls-cert", str(cert), "--tls-key", str(key))
     with run(tmp_path, *options, scheme="https", verify=trust) as gateway:
         assert httpx.get(f"{gateway.url}/healthz", verify=trust).json() == {"status": "live"}
-        # nothing answers behind it: it lives, and says what to do
+        # nothing answers behind it: it lives, and gives advice
         ready = httpx.get(f"{gateway.url}/readyz", verify=trust)
         assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
         asked = {"model": "onesweep-ar", "prompt": "a"}
@@ -119,7 +119,7 @@ def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path],
 
 
 @pytest.mark.usefixtures("state")
-def test_up_starts_it_and_down_ends_it(onesweep: Run, bundles: Path) -> None:
+def test_up_starts_a_gateway_and_down_stops_it(onesweep: Run, bundles: Path) -> None:
     port = free_port_block(3)
     address = f"127.0.0.1:{port + 2}"
     up = ("up", "--detach", "--hosts", 1, "--checkpoint", bundles / "own", "--port", port, "--http")

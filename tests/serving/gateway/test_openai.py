@@ -22,7 +22,7 @@ def accounting(answer: Any) -> list[dict[str, Any]]:
     return answer.model_extra["onesweep"]["accounting"]
 
 
-def test_a_completion_is_the_text_of_grpc(openai: OpenAI, client: Client) -> None:
+def test_a_completion_has_the_text_of_grpc(openai: OpenAI, client: Client) -> None:
     for mode in ("sweep", "ar", "local"):
         own = client.generate(PROMPT, mode=mode, max_bytes=24, seed=7)
         one_text: Any = PROMPT if mode == "ar" else [PROMPT]
@@ -35,7 +35,7 @@ def test_a_completion_is_the_text_of_grpc(openai: OpenAI, client: Client) -> Non
         assert {name: costs[name] for name in same} == {name: own.as_json()[name] for name in same}
 
 
-def test_a_stream_has_the_same_text_and_openais_chunks(openai: OpenAI) -> None:
+def test_a_stream_has_the_same_text_in_chunks_of_openai(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 24, "seed": 7}
     whole = openai.completions.create(**asked)
     chunks = list(openai.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -50,7 +50,7 @@ def test_a_stream_has_the_same_text_and_openais_chunks(openai: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Basic x", "Bearer \xe9"])
-def test_without_tokens_any_authorization_is_fine(http: httpx.Client, authorization: str) -> None:
+def test_any_authorization_is_accepted_if_no_token_is_required(http: httpx.Client, authorization: str) -> None:
     headers = {"Authorization": authorization.encode("latin-1")}
     assert http.get("/v1/models", headers=headers).status_code == 200
 
@@ -65,7 +65,7 @@ def test_a_stream_is_server_sent_events(http: httpx.Client) -> None:
     assert all(event.startswith("data: {") for event in events[:-2])
 
 
-def test_a_chat_goes_on_with_its_messages(openai: OpenAI, client: Client) -> None:
+def test_a_chat_continues_its_messages(openai: OpenAI, client: Client) -> None:
     own = client.generate("Be brief.\nIt was late when ", mode="ar", max_bytes=16, seed=3)
     messages: Any = [
         {"role": "system", "content": "Be brief."},
@@ -95,7 +95,7 @@ def test_a_chat_goes_on_with_its_messages(openai: OpenAI, client: Client) -> Non
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
+def test_a_response_has_the_text_of_a_chat(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "extra_body": {"seed": 3}}
     told: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It was late when "}]
     chat = openai.chat.completions.create(model="onesweep-ar", messages=told, max_tokens=16, seed=3)
@@ -126,7 +126,7 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
                 openai.responses.create(stream=streamed, **{"input": "x", **asked, **refused})  # type: ignore[call-overload]
 
 
-def test_a_length_that_nobody_asked_for_fits_the_context(openai: OpenAI, client: Client) -> None:
+def test_the_default_length_fits_the_context(openai: OpenAI, client: Client) -> None:
     long: dict[str, Any] = {"prompt": "x" * 500, "seed": 7}
     for mode in ("ar", "ar-speculative", "sweep", "chunked", "local", "resample"):
         answer: Any = openai.completions.create(model=f"onesweep-{mode}", **long)
@@ -136,7 +136,7 @@ def test_a_length_that_nobody_asked_for_fits_the_context(openai: OpenAI, client:
         openai.completions.create(model="onesweep-ar", prompt="x" * 512)
 
 
-def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
+def test_choices_use_consecutive_seeds(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": 40}
     alone = [openai.completions.create(**asked, seed=seed).choices[0].text for seed in (11, 12, 13)]
     answer: Any = openai.completions.create(**asked, seed=11, n=3, best_of=3)
@@ -154,7 +154,7 @@ def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     assert [costs["seed"] for costs in accounting(last)] == [(1 << 64) - 1, 0]
 
 
-def test_prompts_have_choices_in_a_row(openai: OpenAI) -> None:
+def test_choices_of_several_prompts_are_in_order(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "max_tokens": 8, "seed": 3}
     prompts = ["It was", "late"]
     alone = [openai.completions.create(**asked, prompt=each, n=2) for each in prompts]
@@ -175,7 +175,7 @@ def test_prompts_have_choices_in_a_row(openai: OpenAI) -> None:
 ASCII = {str(byte): -100 for byte in range(128, 256)}
 
 
-def test_a_prompt_is_as_likely_as_it_was_to_write(openai: OpenAI) -> None:
+def test_echoed_logprobs_are_those_of_the_written_text(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "seed": 3, "logprobs": 2}
     wrote: Any = openai.completions.create(**asked, prompt="x", max_tokens=200, logit_bias=ASCII).choices[0]
     for max_tokens in (0, 1, 9):
@@ -217,7 +217,7 @@ def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) ->
             openai.completions.create(model=model, **asked, **wrong)
 
 
-def test_chats_and_streams_tell_logprobs(openai: OpenAI) -> None:
+def test_chats_and_streams_have_logprobs(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "seed": 7}
     asked |= {"model": "onesweep", "logprobs": True, "top_logprobs": 2}
     whole: Any = openai.chat.completions.create(**asked).choices[0]
@@ -262,7 +262,7 @@ def json_format(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
 
 
-def test_an_answer_follows_a_schema_whoever_guesses(openai: OpenAI) -> None:
+def test_an_answer_follows_a_schema_with_any_drafter(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 100}
     for seed, settings in ((1, {"temperature": 1.5}), (2, {"temperature": 0.8, "frequency_penalty": 1, "top_p": 0.9})):
         texts = dict[str, str]()
@@ -287,7 +287,7 @@ def test_an_answer_follows_a_schema_whoever_guesses(openai: OpenAI) -> None:
         openai.chat.completions.create(model="onesweep-sweep", **asked, response_format=json_format(SCHEMA))
 
 
-def test_what_a_schema_is_not_held_to_is_told(openai: OpenAI) -> None:
+def test_unenforced_keywords_of_a_schema_are_reported(openai: OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     schema |= {"propertyNames": {"pattern": "a"}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -313,13 +313,13 @@ def test_what_a_schema_is_not_held_to_is_told(openai: OpenAI) -> None:
         ({"description": "x" * 20_000}, "bytes; the limit is 16384"),
     ],
 )
-def test_a_schema_that_is_none_or_that_nothing_follows(openai: OpenAI, schema: Any, words: str) -> None:
+def test_an_invalid_or_unsatisfiable_schema_is_refused(openai: OpenAI, schema: Any, words: str) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "response_format": json_format(schema)}
     with pytest.raises(api.BadRequestError, match=words):
         openai.chat.completions.create(model="onesweep-ar", **asked)
 
 
-def test_stop_cuts_and_frees_the_hosts(openai: OpenAI, deployment: Deployment) -> None:
+def test_a_stop_string_ends_the_text_and_frees_the_hosts(openai: OpenAI, deployment: Deployment) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 64, "seed": 7}
     whole = openai.completions.create(**asked).choices[0].text
     found = re.search("[ -~]{2}", whole)
@@ -343,17 +343,19 @@ def test_stop_cuts_and_frees_the_hosts(openai: OpenAI, deployment: Deployment) -
     until(lambda: sessions(deployment) == 0)
 
 
-def test_leaving_cancels_on_the_hosts(openai: OpenAI, deployment: Deployment, completed: Callable[[], int]) -> None:
+def test_closing_a_stream_ends_its_request(
+    openai: OpenAI, deployment: Deployment, completed: Callable[[], int]
+) -> None:
     before, length = completed(), 480
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length}
     stream = openai.completions.create(**asked, stream=True, extra_body={"onesweep": {"chunk": 1}})
     next(iter(stream))
     stream.close()
     until(lambda: sessions(deployment) == 0)
-    assert completed() - before < 3 * length, "what nobody waited for was not computed"
+    assert completed() - before < 3 * length, "the rest was not computed"
 
 
-def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) -> None:
+def test_the_model_list_has_the_served_modes(openai: OpenAI, client: Client) -> None:
     models = {model.id: model.model_extra["onesweep"]["mode"] for model in openai.models.list()}
     served = client.status().modes
     assert models == {"onesweep": "auto", **{f"onesweep-{mode}": mode for mode in served}}
@@ -368,7 +370,7 @@ def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_and_errors_tell_the_requests_name(http: httpx.Client, stream: bool) -> None:
+def test_answers_and_errors_have_a_request_id(http: httpx.Client, stream: bool) -> None:
     asked = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 4, "stream": stream}
     answer = http.post("/v1/completions", json=asked)
     name = answer.headers["x-request-id"]

@@ -44,7 +44,7 @@ def test_a_race_shows_text_and_costs(page: Page, client: Client) -> None:
     expect(page.get_by_role("status")).to_contain_text("is done")
 
 
-def test_what_is_written_never_becomes_markup(page: Page) -> None:
+def test_texts_never_become_markup(page: Page) -> None:
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     tick(page, "local", "resample:ar")
     page.get_by_label("Prompt").fill(evil)
@@ -60,7 +60,7 @@ REACHED = """() => [...document.querySelectorAll("a[href], button, input, select
 MARK = "document.activeElement === document.body ? false : (document.activeElement.dataset.reached = '1')"
 
 
-def test_a_phone_has_the_button_in_view(page_at: Any, gateway: Any) -> None:
+def test_the_race_button_is_visible_on_a_phone(page_at: Any, gateway: Any) -> None:
     with page_at(f"{gateway.url}/", ".chip", viewport={"width": 375, "height": 667}) as page:
         assert page.locator(".chip:visible").count() == 3
         assert page.locator("[name=entrant]:checked").count() == 3

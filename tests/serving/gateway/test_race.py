@@ -1,4 +1,4 @@
-"""Trips: every sweep of a request is told as it comes back, to those who ask."""
+"""Trips: every sweep of a request is reported as it returns, on request."""
 
 import json
 from collections.abc import Callable
@@ -37,23 +37,21 @@ async def test_trips_add_up_to_the_result(deployment: Deployment, whole: bool) -
     assert computed == pytest.approx(sum(host.compute_ms for host in result.hosts), abs=0.01)
 
 
-def told(answer: httpx.Response) -> list[dict[str, Any]]:
+def race_events(answer: httpx.Response) -> list[dict[str, Any]]:
     *events, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def test_an_entrant_that_fails_does_not_stop_the_others(http: httpx.Client) -> None:
+def test_a_failed_entrant_does_not_stop_the_others(http: httpx.Client) -> None:
     entrants = ["resample:scorer", "local:copy", "local"]
-    events = told(http.post("/api/race", json={**RACE, "entrants": entrants}))
+    events = race_events(http.post("/api/race", json={**RACE, "entrants": entrants}))
     errors = {event["lane"]: (event["status"], event["error"]) for event in events if "error" in event}
     assert {lane: status for lane, (status, _) in errors.items()} == dict.fromkeys(entrants[:2], 400)
     assert [event["lane"] for event in events if "result" in event] == ["local"]
 
 
-def test_leaving_a_race_frees_the_hosts(
-    http: httpx.Client, deployment: Deployment, completed: Callable[[], int]
-) -> None:
+def test_ending_a_race_frees_hosts(http: httpx.Client, deployment: Deployment, completed: Callable[[], int]) -> None:
     before, length = completed(), 480
     asked = {**RACE, "max_bytes": length, "entrants": ["ar", "ar-speculative"]}
     with http.stream("POST", "/api/race", json=asked) as answer:
@@ -61,10 +59,10 @@ def test_leaving_a_race_frees_the_hosts(
             if '"trip"' in line:
                 break
     until(lambda: sessions(deployment) == 0)
-    assert completed() - before < 3 * length, "what nobody waited for was not computed"
+    assert completed() - before < 3 * length, "the rest was not computed"
 
 
-def test_hosts_are_shown(http: httpx.Client, deployment: Deployment) -> None:
+def test_the_hosts_are_listed_with_their_entrants(http: httpx.Client, deployment: Deployment) -> None:
     shown = http.get("/api/hosts").json()
     assert shown["ready"]
     assert [host["name"] for host in shown["hosts"]] == [host.name for host in deployment.topology.hosts]

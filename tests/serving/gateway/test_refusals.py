@@ -37,7 +37,7 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
         self.health = health.HealthServicer()
 
     def Generate(self, request: router_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[Any]:
-        self.hear(context)
+        self.record(context)
         late, _, name = request.prompt.decode().rpartition(" ")
         if late:
             yield router_pb2.GenerateResponse(text=b"x")
@@ -45,10 +45,10 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
         context.abort(grpc.StatusCode[name], "a reason, quoted: context length is 8")
 
     def Status(self, request: router_pb2.StatusRequest, context: grpc.ServicerContext) -> router_pb2.StatusResponse:
-        self.hear(context)
+        self.record(context)
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "a token is needed")
 
-    def hear(self, context: grpc.ServicerContext) -> None:
+    def record(self, context: grpc.ServicerContext) -> None:
         self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
 
 
@@ -70,7 +70,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Refusin
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-def test_a_code_becomes_a_status(refusing: tuple[Refusing, str], code: grpc.StatusCode, streamed: bool) -> None:
+def test_grpc_codes_become_http_statuses(refusing: tuple[Refusing, str], code: grpc.StatusCode, streamed: bool) -> None:
     asked = {**ASKED, "prompt": code.name, "stream": streamed}
     answer = httpx.post(f"{refusing[1]}/v1/completions", json=asked)
     status, kind = CODES[code]
@@ -84,7 +84,7 @@ def test_a_code_becomes_a_status(refusing: tuple[Refusing, str], code: grpc.Stat
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_what_fails_after_the_first_byte_is_told_in_the_stream(refusing: tuple[Refusing, str]) -> None:
+def test_a_failure_after_the_first_byte_is_reported_in_the_stream(refusing: tuple[Refusing, str]) -> None:
     with OpenAI(base_url=f"{refusing[1]}/v1", api_key="x", max_retries=0) as client:
         stream = client.completions.create(**{**ASKED, "prompt": "late UNAVAILABLE"}, stream=True)
         assert next(iter(stream)).choices[0].text == "x"
@@ -92,7 +92,7 @@ def test_what_fails_after_the_first_byte_is_told_in_the_stream(refusing: tuple[R
             next(iter(stream))
 
 
-def test_the_token_is_passed_on(refusing: tuple[Refusing, str]) -> None:
+def test_the_token_is_forwarded(refusing: tuple[Refusing, str]) -> None:
     service, url = refusing
     for path, body in (
         ("/v1/completions", {**ASKED, "prompt": "UNAUTHENTICATED"}),
@@ -110,14 +110,14 @@ def test_the_token_is_passed_on(refusing: tuple[Refusing, str]) -> None:
 
 
 @pytest.mark.parametrize("token", ["Bearer", "Basic abc", "Bearer a b", "Bearer \xe9", "Bearer " + "x" * 5000])
-def test_what_is_no_token_is_left_to_the_router(refusing: tuple[Refusing, str], token: str) -> None:
+def test_an_invalid_token_is_not_forwarded(refusing: tuple[Refusing, str], token: str) -> None:
     service, url = refusing
     answer = httpx.get(f"{url}/v1/models", headers={"authorization": token.encode("latin-1")})
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     assert service.authorizations[-1] is None
 
 
-def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tuple[Refusing, str]) -> None:
+def test_readiness_of_a_router_needs_no_token(refusing: tuple[Refusing, str]) -> None:
     service, url = refusing
     assert httpx.get(f"{url}/readyz").status_code == 200
     service.health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -146,7 +146,7 @@ def test_a_router_that_asks_for_a_token_tells_whether_it_is_ready(refusing: tupl
         ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in only one of them"),
     ],
 )
-def test_refusals_say_what_to_change(
+def test_a_refusal_explains_what_to_change(
     openai: OpenAI, changes: dict[str, Any], error: type[api.APIStatusError], code: str | None, words: str
 ) -> None:
     for streamed in (False, True):

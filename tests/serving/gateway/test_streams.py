@@ -1,4 +1,4 @@
-"""Streams say something while nothing comes, and end with their source. No real time passes."""
+"""Silent streams send comments, and streams end with their source. No real time passes."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from serving.gateway import streams
 from serving.gateway.streams import WAITING, _with_comments
 
 
-async def test_a_comment_comes_after_two_seconds_and_then_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_comment_is_sent_after_two_seconds_and_then_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     silences, released, real = list[float](), asyncio.Event(), asyncio.wait
 
     async def source() -> AsyncGenerator[bytes, None]:
@@ -33,7 +33,7 @@ async def test_a_comment_comes_after_two_seconds_and_then_every_ten(monkeypatch:
     assert silences[:4] == [2, 10, 10, 10]
 
 
-async def test_who_leaves_while_nothing_comes_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_silent_stream_ends_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "FIRST_SILENCE_S", 0.0)
     ended = list[str]()
 

@@ -28,7 +28,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[LlamaStage]:
 
 @pytest.fixture(scope="module")
 def answer(stages: list[LlamaStage]) -> list[int]:
-    """What the model says to MESSAGES, to its end: its last token ends texts."""
+    """The model's answer to MESSAGES, to its end: its last token ends texts."""
     tokens = written(stages, ids(SPELLED), MAX, temperature=0.8, seed=SEED)
     at = next(i for i in range(8, MAX) if tokens[i] not in tokens[:i])
     return tokens[: at + 1]
@@ -46,7 +46,7 @@ def chat(answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring
         yield openai
 
 
-def test_a_chat_ends_where_the_model_ends_it(chat: OpenAI, answer: list[int]) -> None:
+def test_a_chat_ends_at_the_end_token_of_the_model(chat: OpenAI, answer: list[int]) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "messages": MESSAGES, "temperature": 0.8, "seed": SEED}
     said: Any = chat.chat.completions.create(**asked, max_tokens=MAX)
     (choice,) = said.choices
@@ -72,14 +72,14 @@ def test_tokens_follow_a_schema_and_end_with_it(chat: OpenAI) -> None:
     assert not texts
 
 
-def test_what_the_template_or_the_model_does_not_take_is_said(chat: OpenAI) -> None:
+def test_a_request_the_model_cannot_serve_is_refused(chat: OpenAI) -> None:
     with pytest.raises(api.BadRequestError, match="the hosts have no chain of blocks"):
         chat.chat.completions.create(model="onesweep-sweep", messages=MESSAGES)
     with pytest.raises(api.BadRequestError, match=r"\d+ tokens\) and output \(510\) together"):
         chat.chat.completions.create(model="onesweep-ar", messages=MESSAGES, max_tokens=510)
 
 
-def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
+def test_texts_are_tokenized_and_detokenized(chat: OpenAI) -> None:
     text = "the sea 🚢 <|end|>"
     with httpx.Client(base_url=str(chat.base_url).removesuffix("/v1/")) as http:
         for asked in ({"prompt": text}, {"content": text, "add_special": False, "model": "onesweep-ar"}):
@@ -100,7 +100,7 @@ def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
 
 
 @torch.inference_mode()
-def test_a_harness_scores_prompts_in_tokens(chat: OpenAI, stages: list[LlamaStage]) -> None:
+def test_prompts_in_tokens_are_scored(chat: OpenAI, stages: list[LlamaStage]) -> None:
     prompts = [ids("the 漢 and the ship"), ids("the old man said " * 60)[:300]]
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0}
     answer = chat.completions.create(**asked, max_tokens=1, seed=1234)

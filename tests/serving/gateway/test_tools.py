@@ -1,4 +1,4 @@
-"""Tools of the official client: a model's template is given them, and its calls come back as OpenAI has them."""
+"""Tools of the official client: a model's template gets them, and its calls come back as OpenAI has them."""
 
 import json
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def chat(served: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open
         yield openai
 
 
-def test_a_required_call_is_a_valid_one_whoever_guesses(chat: OpenAI, kind: str) -> None:
+def test_a_required_call_is_valid_with_any_drafter(chat: OpenAI, kind: str) -> None:
     if kind == "plain":
         with pytest.raises(api.BadRequestError, match="takes no tools, or uses a call format other"):
             chat.chat.completions.create(model="onesweep", **REQUIRED)
@@ -94,7 +94,7 @@ def test_a_required_call_is_a_valid_one_whoever_guesses(chat: OpenAI, kind: str)
     assert called == {"ship", "old_man"}
 
 
-def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind: str) -> None:
+def test_the_template_gets_tools_calls_and_their_results(chat: OpenAI, kind: str) -> None:
     if kind != "tagged":
         pytest.skip("the other templates have no calls")
     said = chat.chat.completions.create(model="onesweep", **REQUIRED, seed=1).choices[0].message
@@ -126,7 +126,7 @@ def test_the_last_message_is_continued(chat: OpenAI, kind: str) -> None:
             chat.chat.completions.create(**asked | {"messages": ASK})
 
 
-def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, kind: str) -> None:
+def test_an_optional_call_of_a_strict_tool_follows_its_schema(chat: OpenAI, kind: str) -> None:
     if kind == "plain":
         pytest.skip("it takes no tools")
     strict = [tool(**TOOLS[0]["function"], strict=True), TOOLS[1]]
@@ -196,7 +196,7 @@ F, G = '{"name": "f", "arguments": {"x": "<é>"}}', '{"parameters": {}, "name": 
         ("{" * 5000, "{" * 5000, []),
     ],
 )
-def test_calls_are_told_from_words_however_they_come(text: str, content: str, calls: list[str]) -> None:
+def test_calls_are_separated_from_text_in_any_pieces(text: str, content: str, calls: list[str]) -> None:
     for size in (1, 7, len(text)):
         reader = CallReader(["f", "g"])
         told = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size))
@@ -213,7 +213,7 @@ FORM: dict[str, Any] = {"model": "onesweep-ar", "input": ASK, "max_output_tokens
 FORM |= {"tools": [{"type": "function", **each["function"]} for each in TOOLS], "tool_choice": "required"}
 
 
-def test_a_response_calls_tools_as_a_chat_does(chat: OpenAI, kind: str) -> None:
+def test_a_response_calls_tools_like_a_chat(chat: OpenAI, kind: str) -> None:
     if kind == "plain":
         with pytest.raises(api.BadRequestError, match="takes no tools, or uses a call format other"):
             chat.responses.create(**FORM)
@@ -259,7 +259,7 @@ REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_tools_that_cannot_be_held_are_refused(chat: OpenAI, kind: str) -> None:
+def test_invalid_tools_are_refused(chat: OpenAI, kind: str) -> None:
     if kind != "tagged":
         pytest.skip("once is enough")
     in_chats = (chat.chat.completions.create, {"model": "onesweep-ar", **REQUIRED}, REFUSED)
@@ -271,14 +271,14 @@ def test_tools_that_cannot_be_held_are_refused(chat: OpenAI, kind: str) -> None:
                 assert words in caught.value.message
 
 
-def test_quotes_without_end_take_no_time() -> None:
+def test_an_unterminated_call_is_returned_as_text() -> None:
     reader, text = CallReader(["f"]), CALL_TAG + '{"name": "' + '\\"' * 200_000 + "\\"
     told = reader.feed(text)
     rest, calls = reader.end()
     assert (told + rest, calls) == (text, [])
 
 
-def test_the_end_of_a_call_in_a_string_is_no_end() -> None:
+def test_an_end_tag_inside_a_string_does_not_end_a_call() -> None:
     reader = CallReader(["f"])
     call = json.dumps({"name": "f", "arguments": {"x": f'{CALL_END} \\"{CALL_TAG}'}})
     told = reader.feed(f"One. {CALL_TAG}{call}{CALL_END} two {CALL_TAG}{call}")

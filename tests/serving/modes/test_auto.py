@@ -1,4 +1,4 @@
-"""`auto` over a real ring: it keeps its budget, says what it picked, and what it writes can be asked for by name."""
+"""`auto` over a real ring: it keeps its budget, names its choice, and writes the text of the chosen mode."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def scored(bundles: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(scored: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[Client]:
-    """Of a ring whose router has all options."""
+    """A client of a ring whose router has all options."""
     path = write(tmp_path_factory.mktemp("frontiers") / "all.json", scored, ALL)
     with local_ring(scored, 2, frontier=path) as client:
         yield client
@@ -72,7 +72,7 @@ def ask(client: Client, **settings: Any) -> Result:
     return client.generate("The sea ", **{"mode": "auto", "max_bytes": 64, "seed": 3, **settings})
 
 
-def test_no_budget_is_the_best_text_and_can_be_asked_for_by_name(whole: Client) -> None:
+def test_without_a_budget_the_best_mode_is_chosen(whole: Client) -> None:
     result = ask(whole)
     assert (result.mode, result.sweeps, result.output_bytes) == ("ar", 64, 64)
     assert result.reason.startswith("ar with 2.300 judge bits a byte has the best text of 6 settings; ")
@@ -92,7 +92,7 @@ def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> Non
     assert warm.output == named.output
 
 
-def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:
+def test_after_the_loss_of_a_host_the_local_model_is_chosen(scored: Path, tmp_path: Path, servers: Any) -> None:
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)
     hosts = servers.hosts(topology, scored)
     servers.router(topology, scored, frontier=write(tmp_path / "f.json", scored, ALL))
@@ -106,7 +106,7 @@ def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, server
         assert "hosts are left out: host host-2" in result.reason
 
 
-# What a user can get wrong
+# Mistakes of users
 
 
 def refused(client: Client, **settings: Any) -> tuple[str, grpc.StatusCode]:
@@ -115,7 +115,7 @@ def refused(client: Client, **settings: Any) -> tuple[str, grpc.StatusCode]:
     return str(error.value), error.value.code
 
 
-def test_budgets_that_cannot_be_kept(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_is_too_small_is_refused(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ByteTokenizer, "noun", "tokens")  # as of other models
     says, code = refused(serve((LOCAL, CHUNKED, AR)), budget_ms=1)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -140,7 +140,7 @@ def unguided(scored: Path, local_ring: Any) -> Iterator[Client]:
         yield client
 
 
-def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
+def test_without_a_frontier_the_first_served_mode_is_chosen(unguided: Client) -> None:
     result = unguided.generate("The sea ", max_bytes=64, seed=3)
     assert result.mode == "resample"
     assert result.reason.startswith(
@@ -151,7 +151,7 @@ def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
     assert "auto" in unguided.status().modes
 
 
-def test_the_bundles_frontier_is_the_default_and_a_bad_one_stops_no_mode(bundles: Path, tmp_path, local_ring) -> None:
+def test_the_frontier_of_the_bundle_is_used_and_an_invalid_one_ignored(bundles: Path, tmp_path, local_ring) -> None:
     for name in NAMES:
         (tmp_path / name).symlink_to(bundles / "scored" / name)
     write(tmp_path / "frontier.json", bundles / "scored", (LOCAL,))
@@ -164,7 +164,7 @@ def test_the_bundles_frontier_is_the_default_and_a_bad_one_stops_no_mode(bundles
         assert "is not JSON" in ask(client).reason
 
 
-def test_the_command_line_says_what_was_picked(serve: Callable[..., Client], onesweep: Run) -> None:
+def test_the_command_shows_the_chosen_mode_and_the_reason(serve: Callable[..., Client], onesweep: Run) -> None:
     client = serve((LOCAL, CHUNKED))
     arguments = ("The sea ", "--router", client.address, "--mode", "auto", "--max-bytes", 32, "--budget-ms", 30_000)
     code, _, err = onesweep("generate", *arguments)
@@ -174,7 +174,7 @@ def test_the_command_line_says_what_was_picked(serve: Callable[..., Client], one
     assert (code, "auto: chunked" in out) == (0, True), out
 
 
-# What it picks, from forecasts made by hand.
+# Choices among forecasts made by hand.
 def forecast(bits: float, ms: float, over: float = 1.0) -> Forecast:
     option = Option("ar-speculative", (), bits, 256, 10.0, 10.0 * over, 0.0, 0.0, 0.0)
     return Forecast(option, ms, ms * over, 10.0, ms / 10, 0.0)
@@ -187,7 +187,7 @@ budgets = st.floats(0.1, 3e5)
 
 
 @given(forecasts, budgets)
-def test_never_slower_than_the_budget_and_never_worse_than_what_fits(made: list[Forecast], budget: float) -> None:
+def test_the_best_option_within_the_budget_is_chosen(made: list[Forecast], budget: float) -> None:
     choice = choose(made, budget)
     fitting = [f for f in made if f.high_ms <= budget]
     assert (choice is None) == (not fitting)
@@ -198,13 +198,13 @@ def test_never_slower_than_the_budget_and_never_worse_than_what_fits(made: list[
 
 
 @given(forecasts, budgets, budgets)
-def test_more_time_is_never_worse(made: list[Forecast], one: float, other: float) -> None:
+def test_a_larger_budget_gives_no_worse_text(made: list[Forecast], one: float, other: float) -> None:
     less, more = (choose(made, budget) for budget in sorted((one, other)))
     if less is not None:
         assert more.picked.option.bits <= less.picked.option.bits
 
 
-def test_of_two_equals_the_quicker_and_the_reason_tells_what_and_why() -> None:
+def test_the_faster_of_two_equal_options_is_chosen_with_a_reason() -> None:
     choice: Any = choose([forecast(2.0, 300.0), forecast(2.0, 200.0)], None)
     assert choice.picked.ms == 200.0
     choice = choose([forecast(2.0, 900.0, 1.5), forecast(2.5, 200.0)], 1000.0)

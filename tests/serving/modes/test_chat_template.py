@@ -32,7 +32,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         ("{{ raise_exception('roles must alternate') }}", "rejects these messages: roles must alternate"),
     ],
 )
-def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
+def test_a_harmful_template_is_stopped(source: str, sentence: str) -> None:
     template = ChatTemplate("{% if messages[0].content == 'hello' %}" + source + "{% endif %}hi")
     with pytest.raises(TemplateProblem, match=sentence):
         template.render(HELLO)
@@ -48,21 +48,21 @@ def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
         ("{{ bos_token }}{{ '\\ud800' }}{{ add_generation_prompt }}", "<s>?True"),
     ],
 )
-def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) -> None:
+def test_a_template_gets_the_variables_of_transformers(source: str, text: str) -> None:
     assert ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "a <b> & 'é'"}]) == text
 
 
 @pytest.mark.parametrize(
     "source", ["{{ tools | tojson }}", "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"]
 )
-def test_a_template_takes_tools_where_they_change_its_text(source: str) -> None:
+def test_a_template_takes_tools_if_they_change_its_text(source: str) -> None:
     taught = '<tool_call> {"name": "", "arguments": {}}'
     assert "ship" in ChatTemplate(source + taught).render(HELLO, [{"function": {"name": "ship"}}])
     with pytest.raises(TemplateProblem, match="takes no tools"):
         ChatTemplate(taught).render(HELLO, [{"function": {"name": "ship"}}])
     tool = {"name": "ship", "parameters": {"type": "object", "propertyNames": {}}}
     schema = ChatTemplate(taught).call_schema([{"function": tool}], ["ship"])
-    assert json.loads(schema)["$defs"] == {"ship": {"type": "object"}}, "what a call cannot be held to is left out"
+    assert json.loads(schema)["$defs"] == {"ship": {"type": "object"}}, "unenforceable keywords are left out"
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_a_template_takes_tools_where_they_change_its_text(source: str) -> None:
         ("{{ 7 ** (10 ** 9) }}", "the chat template takes more than 2 s"),
     ],
 )
-def test_a_template_that_is_none_is_refused_at_once(source: str, sentence: str) -> None:
+def test_an_invalid_template_is_refused_when_read(source: str, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         ChatTemplate(source)

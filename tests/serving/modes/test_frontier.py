@@ -1,4 +1,4 @@
-"""The frontier file: what it holds, what is wrong with a bad one, and how sweeps follow from it."""
+"""The frontier file: its content, errors in it, and the sweeps that follow from it."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return record(options=[{**record()["options"][0], **changes}])
 
 
-def test_a_record_and_back(tmp_path: Path) -> None:
+def test_a_written_frontier_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "frontier.json"
     path.write_text(json.dumps(record()))
     frontier = read_frontier(path)
@@ -69,7 +69,7 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (changed(mode="resample", settings={"scorer": "a"}), "mode resample has no scorer 'a' (did you mean ar?)"),
     ],
 )
-def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
+def test_an_invalid_file_is_explained(tmp_path: Path, content: object, says: str) -> None:
     path = tmp_path / "f.json"
     if content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -95,7 +95,7 @@ def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
         (option("ar-speculative", sweeps=200.0, high=300.0), 256, (200.0, 256)),
     ],
 )
-def test_sweeps(made: Option, count: int, sweeps: tuple[float, float]) -> None:
+def test_sweeps_follow_from_mode_and_length(made: Option, count: int, sweeps: tuple[float, float]) -> None:
     assert made.sweeps_for(count) == pytest.approx(sweeps)
 
 
@@ -105,7 +105,7 @@ AR = Option("ar", (), 2.0, 256, 256, 256, 256.0, 0.0, 80_000)
 LOCAL = Option("local", (), 2.5, 256, 0, 0, 0.0, 120.0, 0)
 
 
-def test_before_any_request_the_links_tell() -> None:
+def test_first_forecasts_use_the_round_trips_of_the_links() -> None:
     conditions = LatencyModel(lambda: [60.0, 60.0, 60.0])
     assert conditions.trip_ms() == pytest.approx(4 * 30 + HANDLING_MS)
     assert conditions.step_ms() == pytest.approx(3 * 30 + HANDLING_MS)
@@ -117,7 +117,7 @@ def test_before_any_request_the_links_tell() -> None:
 
 
 @pytest.mark.parametrize("mode", ["resample", "ar"])
-def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
+def test_forecasts_adapt_to_measured_requests(mode: str) -> None:
     option = RESAMPLE if mode == "resample" else AR
     sweeps = int(option.sweeps)
     conditions = LatencyModel(lambda: [60.0, 60.0, 60.0])
@@ -129,7 +129,7 @@ def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
     assert conditions.forecast(option, 256).ms == pytest.approx(truth_ms, rel=0.03)
 
 
-def test_fixed_and_payload_are_told_apart() -> None:
+def test_fixed_and_payload_overhead_are_separated() -> None:
     extra, numbers = TripOverhead(), random.Random(1)
     for _ in range(200):
         payload = numbers.choice([1_000, 50_000, 400_000])
@@ -139,7 +139,7 @@ def test_fixed_and_payload_are_told_apart() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-50, 5000), st.floats(0, 1e7)), max_size=30), st.floats(0, 1e7))
-def test_more_payload_never_takes_less(seen: list[tuple[float, float]], payload: float) -> None:
+def test_a_larger_payload_never_takes_less_time(seen: list[tuple[float, float]], payload: float) -> None:
     extra = TripOverhead()
     for ms, size in seen:
         extra.record(ms, size)

@@ -39,7 +39,7 @@ def directory(request: pytest.FixtureRequest, bundles: Path, tokens: Path) -> Pa
 
 @torch.inference_mode()
 def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
-    """What follows each token, by the plainest code: (tokens, vocabulary)."""
+    """Logits after each token, by the plainest code: (tokens, vocabulary)."""
     x, parts = torch.tensor([text]), read_manifest(directory).architecture.parts
     stages = [load_stage(directory, i) for i in range(parts)]
     for stage in stages:
@@ -47,7 +47,7 @@ def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
     return stages[-1].next_byte(x)[0]
 
 
-def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
+def test_a_local_model_computes_the_logits_of_its_stages(directory: Path) -> None:
     model = LocalModel(directory)
     text, encode = model.open(20), model.vocabulary.encode
     for known in ([7], TEXT, TEXT, TEXT[:3], [*TEXT[:3], 8, 9], TEXT[1:]):
@@ -55,7 +55,7 @@ def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
         torch.testing.assert_close(text.logits_after(encode(known)), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_damaged_model_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_damaged_model_is_reported_when_it_is_used(tmp_path: Path) -> None:
     write_model(tmp_path, architecture=DRAFTER)
     model = LocalModel(tmp_path)
     next(tmp_path.glob("stage-*")).write_bytes(b"?")
@@ -63,7 +63,7 @@ def test_a_damaged_model_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
         model.open(20).logits_after(model.vocabulary.encode(TEXT))
 
 
-def test_forks_read_what_each_would_alone(directory: Path) -> None:
+def test_a_fork_computes_the_logits_it_computes_alone(directory: Path) -> None:
     model = LocalModel(directory)
     text = model.open(20)
     text.logits_after(model.vocabulary.encode(TEXT))
@@ -79,7 +79,7 @@ def test_forks_read_what_each_would_alone(directory: Path) -> None:
     torch.testing.assert_close(left, logits_of(directory, TEXT)[-1:], rtol=1e-3, atol=1e-4)
 
 
-def test_drafters_of_other_tokens_are_named(tokens: Path, bundles: Path) -> None:
+def test_a_drafter_with_other_tokens_is_refused(tokens: Path, bundles: Path) -> None:
     spelling = read_pretrained_tokenizer(tokens, read_manifest(tokens))
     model = read_local_model(tokens)
     assert drafter_problem(model, spelling) == ""
@@ -94,7 +94,7 @@ def test_drafters_of_other_tokens_are_named(tokens: Path, bundles: Path) -> None
 
 
 async def test_candidates_end_with_their_request(directory: Path) -> None:
-    """At its deadline, and where nobody waits for them."""
+    """At its deadline, and after it was cancelled."""
     model, known = LocalModel(directory), bytes(4)
     written = Continuations(model.open(200), known, 0.8, 3, 150, 8)
     with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed"):

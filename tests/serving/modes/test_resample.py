@@ -34,25 +34,25 @@ def write(client: Client, prompt: bytes = PROMPT, **settings: Any) -> Result:
 
 
 @pytest.mark.parametrize(("max_bytes", "chunk"), [(40, 40), (40, 13), (41, 8), (1, 8), (5, 1), (3, 300)])
-def test_a_chunk_is_a_trip(ring: Client, max_bytes: int, chunk: int) -> None:
+def test_each_chunk_takes_one_trip(ring: Client, max_bytes: int, chunk: int) -> None:
     result = write(ring, max_bytes=max_bytes, chunk=chunk, candidates=4)
     assert result.sweeps == -(-max_bytes // chunk), "the prompt travels with the first candidates"
     assert (result.output_bytes, result.chunk, result.candidates) == (max_bytes, min(chunk, max_bytes), 4)
 
 
-def test_a_drafter_that_is_close_bounds_the_distance(ring: Client) -> None:
+def test_a_close_drafter_gives_a_small_distance_bound(ring: Client) -> None:
     result = write(ring, max_bytes=256, temperature=20.0)
     assert result.divergence_bits < 0.02
     assert 2 < result.effective_samples < 16
     assert 0 < result.distance_bound < 0.5
 
 
-def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_that_do_not_fit_are_refused_before_drafting(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the number that fits, and that number does fit."""
     monkeypatch.setattr(LocalModel, "max_draft_bytes", 100 * 2 * 32 * 4 * 30)
     assert write(ring, max_bytes=100, candidates=30).candidates == 30
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
-    assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
+    assert write(ring, max_bytes=400).candidates == 7, "the default is the number that fits"
     monkeypatch.setattr(LocalModel, "draft", None)
     with pytest.raises(RequestRefused, match="are too many: the drafter has memory for at most 30; give"):
         write(ring, max_bytes=100, candidates=31)
@@ -66,7 +66,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
         write(ring, max_bytes=400)
 
 
-def test_scores_that_are_none_are_refused() -> None:
+def test_invalid_scores_are_refused() -> None:
     assert read_scores(np.zeros(2, "<f8").tobytes(), 2).shape == (2,)
     with pytest.raises(StatusError, match="scores of 2 candidates have 20 bytes"):
         read_scores(bytes(20), 2)

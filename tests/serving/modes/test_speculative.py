@@ -1,4 +1,4 @@
-"""`ar-speculative` writes the text of `ar`, whoever drafts and however badly."""
+"""`ar-speculative` writes the text of `ar`, whatever the drafter."""
 
 import shutil
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def compare(client: Client, prompt: bytes, draft: int | None = None, **settings:
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 @pytest.mark.parametrize("right", [True, False], ids=["all right", "all wrong"])
-def test_a_drafter_that_knows_and_one_that_is_against_us(
+def test_right_and_wrong_drafts_give_the_text_of_ar(
     ring: Client, monkeypatch: pytest.MonkeyPatch, right: bool, codec: str
 ) -> None:
     prompt = b"The road went "
@@ -61,7 +61,7 @@ def test_a_drafter_that_knows_and_one_that_is_against_us(
         assert result.drafted == 32 * 7 + sum(range(7)), "never more than is left"
 
 
-def test_without_a_draft_model_hosts_look_back(bundles: Path, tmp_path: Path, local_ring: Any, caplog: Any) -> None:
+def test_without_draft_model_hosts_draft_by_lookup(bundles: Path, tmp_path: Path, local_ring: Any, caplog: Any) -> None:
     bare = Path(shutil.copytree(bundles / "own", tmp_path / "bare"))
     next((bare / "local").glob("*.safetensors")).unlink()
     with local_ring(bare, 2) as client:

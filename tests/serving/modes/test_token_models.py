@@ -79,7 +79,7 @@ def drawn(scene: Scene, chunk: int, count: int) -> str:
 
 
 @pytest.mark.parametrize(("chunk", "candidates"), [(COUNT, 16), (5, 3), (23, 40)])
-def test_the_last_host_draws_among_candidates(scene: Scene, chunk: int, candidates: int) -> None:
+def test_the_last_host_samples_among_candidates(scene: Scene, chunk: int, candidates: int) -> None:
     result = write(scene, "resample", chunk=chunk, candidates=candidates, codec="fp32")
     assert result.text == drawn(scene, chunk, candidates)
     assert (result.output_tokens, result.chunk, result.candidates) == (COUNT, chunk, candidates)
@@ -87,7 +87,7 @@ def test_the_last_host_draws_among_candidates(scene: Scene, chunk: int, candidat
     assert 1 <= result.effective_samples <= candidates
 
 
-def test_one_trip_carries_all_unless_a_chunk_is_named(scene: Scene) -> None:
+def test_one_trip_writes_all_tokens_unless_a_chunk_is_given(scene: Scene) -> None:
     result = write(scene, "resample")
     assert (result.output_tokens, result.sweeps, result.chunk, result.candidates) == (COUNT, 2, COUNT, 16)
     assert write(scene, "resample", seed=6).text != result.text
@@ -96,7 +96,7 @@ def test_one_trip_carries_all_unless_a_chunk_is_named(scene: Scene) -> None:
     assert (one_by_one.output_tokens, one_by_one.sweeps) == (COUNT, COUNT)
 
 
-def test_where_the_bound_is_above_the_request_s_ar_speculative_writes(scene: Scene) -> None:
+def test_ar_speculative_writes_if_the_distance_bound_is_too_large(scene: Scene) -> None:
     settings: dict[str, Any] = {"chunk": 12, "candidates": 64, "temperature": 3.0}
     near = write(scene, "resample", **settings)
     assert 0 < near.distance_bound < 1
@@ -111,7 +111,7 @@ def test_where_the_bound_is_above_the_request_s_ar_speculative_writes(scene: Sce
 
 
 @pytest.mark.parametrize("mode", ["local:copy", "resample"])
-def test_an_end_token_ends_what_is_written(ending: tuple[Client, int], mode: str) -> None:
+def test_an_end_token_ends_a_local_or_resampled_text(ending: tuple[Client, int], mode: str) -> None:
     client, most = ending
     result = client.generate(PROMPT, mode=mode, max_tokens=200, temperature=0.0 if mode != "resample" else 0.01)
     assert result.stopped
@@ -133,7 +133,7 @@ def ending(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterato
 # Whole characters, limits and ends
 
 
-def test_stops_are_found_across_tokens(scene: Scene) -> None:
+def test_stop_strings_are_found_across_tokens(scene: Scene) -> None:
     whole = scene.client.generate(PROMPT, mode="ar", max_tokens=COUNT, temperature=0.8, seed=5).text
     middle = len(whole) // 2
     stop = whole[middle : middle + 3]
@@ -151,7 +151,7 @@ def test_a_stop_string_may_name_a_control_token(scene: Scene) -> None:
     assert (ended.text, ended.output_tokens, ended.stopped) == ("", 1, True)
 
 
-def test_a_limit_of_bytes_cuts_no_character(scene: Scene) -> None:
+def test_a_byte_limit_splits_no_character(scene: Scene) -> None:
     whole = scene.client.generate(PROMPT, mode="ar", max_tokens=40, temperature=0.8, seed=5).output
     for most in range(1, 12):
         result = scene.client.generate(PROMPT, mode="ar", max_bytes=most, temperature=0.8, seed=5)
@@ -161,7 +161,7 @@ def test_a_limit_of_bytes_cuts_no_character(scene: Scene) -> None:
         assert not result.stopped
 
 
-def test_messages_are_written_by_the_template(scene: Scene) -> None:
+def test_messages_are_rendered_by_the_template(scene: Scene) -> None:
     prompt = "<|begin|>system: be kind\n<|begin|>user: the sea\nassistant: "
     messages = [("system", "be kind"), ("user", "the sea")]
     result = scene.client.generate("", messages=messages, mode="ar", max_tokens=8, temperature=0.0)
@@ -171,7 +171,7 @@ def test_messages_are_written_by_the_template(scene: Scene) -> None:
         scene.client.generate("", messages=[("critic", "x")], mode="ar", max_tokens=8)
 
 
-def test_a_tokenizer_that_panics_costs_the_one_request(tmp_path: Path, local_ring: Any) -> None:
+def test_a_tokenizer_that_panics_fails_only_its_request(tmp_path: Path, local_ring: Any) -> None:
     write_model(tmp_path, spelling=panicking())
     hostile = "a" * 30 + "b"
     with local_ring(tmp_path, 3) as client:
@@ -181,7 +181,7 @@ def test_a_tokenizer_that_panics_costs_the_one_request(tmp_path: Path, local_rin
             assert client.generate(PROMPT, mode="ar", max_tokens=1).output_tokens == 1
 
 
-def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local_ring: Any) -> None:
+def test_a_text_ends_at_the_end_token_of_the_model(scene: Scene, tmp_path: Path, local_ring: Any) -> None:
     expected = written(scene.model, ids(PROMPT), COUNT, temperature=0.8, seed=5)
     at = next(i for i in range(4, COUNT) if expected[i] not in expected[:i])
     write_model(tmp_path, ends=[expected[at]])
@@ -200,7 +200,7 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
 
 
 @pytest.mark.parametrize("stored", ["q8", "q4", "bfloat16"])
-def test_weights_in_fewer_bits_write_one_text_on_any_hosts(tmp_path: Path, local_ring: Any, stored: Any) -> None:
+def test_quantized_weights_write_one_text_on_any_number_of_hosts(tmp_path: Path, local_ring: Any, stored: Any) -> None:
     write_model(tmp_path, architecture=replace(ARCHITECTURE, head_dim=16, mlp_width=64, weights=stored))
     write_model(tmp_path / "local", seed=1, architecture=DRAFTER)
     texts = set()

@@ -46,8 +46,8 @@ def spelling_of(made: Tokenizer) -> PretrainedTokenizer:
 @pytest.mark.parametrize("made", [LEVEL, FALLBACK], ids=["byte level", "SentencePiece"])
 @settings(deadline=None)
 @given(prompt=texts, text=texts, data=st.data())
-def test_a_text_is_read_as_it_was_spelled(made: Tokenizer, prompt: str, text: str, data: st.DataObject) -> None:
-    assume(not prompt.endswith(UNKNOWN))  # no token that is read alone tells it from the half of a character
+def test_tokens_are_decoded_to_the_encoded_text(made: Tokenizer, prompt: str, text: str, data: st.DataObject) -> None:
+    assume(not prompt.endswith(UNKNOWN))  # a single token cannot tell it from half of a character
     spelling = spelling_of(made)
     tokens = spelling.encode_piece(text)
     reader, told, left = spelling.detokenizer(spelling.encode_text(prompt.encode())), b"", tokens
@@ -64,7 +64,7 @@ def test_a_text_is_read_as_it_was_spelled(made: Tokenizer, prompt: str, text: st
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, FALLBACK.get_vocab_size() - 1), max_size=12))
-def test_whatever_tokens_come_what_is_told_is_utf8(tokens: list[int]) -> None:
+def test_any_tokens_are_decoded_to_utf8(tokens: list[int]) -> None:
     for made in (LEVEL, FALLBACK):
         spelling = spelling_of(made)
         reader = spelling.detokenizer(b"")
@@ -75,7 +75,7 @@ def test_whatever_tokens_come_what_is_told_is_utf8(tokens: list[int]) -> None:
         assert told + reader.end().decode() == (text_of(tokens) if made is LEVEL else spelled)
 
 
-def test_bytes_that_stand_for_a_character_are_told_together() -> None:
+def test_byte_tokens_of_a_character_are_decoded_together() -> None:
     spelling, ids = spelling_of(FALLBACK), FALLBACK.token_to_id
     reader = spelling.detokenizer(spelling.vocabulary.encode([ids("a")]))
     euro = [ids(f"<0x{byte:02X}>") for byte in "€".encode()]
@@ -85,11 +85,13 @@ def test_bytes_that_stand_for_a_character_are_told_together() -> None:
     assert reader.end() == b"", "a character that does not come is not shown"
     reader = spelling.detokenizer(b"")
     told = [reader.feed(spelling.vocabulary.encode([token])) for token in (euro[1], euro[2], euro[0], ids("</s>"))]
-    assert (b"".join(told) + reader.end()).decode() == UNKNOWN * 2, "bytes that begin none are, also at the end"
+    assert (b"".join(told) + reader.end()).decode() == UNKNOWN * 2, (
+        "bytes that start no character are shown, also at the end"
+    )
 
 
 @given(texts, st.integers(1, 30), st.lists(texts.filter(bool), max_size=2))
-def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
+def test_the_output_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
     outcomes = set()
     for size in (1, 3, len(text) or 1):
         reading = OutputText(BYTE_TOKENIZER, b"", [stop.encode() for stop in stops], most)
@@ -103,9 +105,7 @@ def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, 
 
 @settings(deadline=None)
 @given(texts, texts, st.lists(texts.filter(bool), max_size=2), st.booleans())
-def test_a_control_token_ends_a_text_where_it_is_a_stop_string(
-    text: str, after: str, stops: list[str], is_stop: bool
-) -> None:
+def test_a_control_token_can_be_a_stop_string(text: str, after: str, stops: list[str], is_stop: bool) -> None:
     spelling, outcomes = spelling_of(LEVEL), set()
     tokens = [*LEVEL.encode(text).ids, LEVEL.token_to_id("<|end|>"), *LEVEL.encode(after).ids]
     names = [*(stop.encode() for stop in stops), *[b"<|end|>"] * is_stop]
@@ -125,7 +125,7 @@ def test_a_control_token_ends_a_text_where_it_is_a_stop_string(
 # Checkpoints and templates
 
 
-def test_a_checkpoint_says_how_it_is_spelled(tmp_path: Path) -> None:
+def test_a_checkpoint_has_its_tokenizer_end_tokens_and_template(tmp_path: Path) -> None:
     write_model(tmp_path, ends=[7, 9])
     spelling = read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
     assert (spelling.ends, spelling.vocabulary) == ({7, 9}, VOCABULARY)
@@ -159,7 +159,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None,
         {"normalizer": 1},
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_an_unusable_tokenizer_is_refused_when_read(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_model(tmp_path, spelling=panicking(**changes))
     with pytest.raises(CheckpointError, match=r"tokenizer.json is not a tokenizer: .*\w"):
         read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
@@ -181,7 +181,7 @@ def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
     assert size == len(text) + 2 * len("<|begin|>")
 
 
-def test_messages_without_a_template_or_of_which_it_makes_no_text_are_refused() -> None:
+def test_messages_are_refused_without_a_working_template() -> None:
     with pytest.raises(StatusError, match="this model has no chat template: send a prompt"):
         spelling_of(LEVEL).encode_chat(ChatPrompt([Message("user", "hello")]))
     spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=ChatTemplate("{{ 1 // 0 }}"))
@@ -189,7 +189,7 @@ def test_messages_without_a_template_or_of_which_it_makes_no_text_are_refused() 
         spelling.encode_chat(ChatPrompt([Message("user", "hello")]))
 
 
-def test_tools_have_a_template_of_their_own() -> None:
+def test_tools_use_their_own_template() -> None:
     taught = '{{ tools | tojson }}<tool_call> {"name": "", "arguments": {}}'
     plain, tools = ChatTemplate("the sea"), [{"function": {"name": "ship", "parameters": {}}}]
     spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=plain, tool_template=ChatTemplate(taught))
@@ -214,7 +214,7 @@ def by_the_definition(text: bytes, stop: list[bytes]) -> tuple[bytes, bool]:
 
 
 @given(pieces=st.lists(few, max_size=8), stop=stops)
-def test_the_cut_is_the_definitions_and_nothing_is_taken_back(pieces: list[bytes], stop: list[bytes]) -> None:
+def test_text_is_cut_at_the_first_stop_string_and_never_retracted(pieces: list[bytes], stop: list[bytes]) -> None:
     cutter, shown = StopCutter(stop), b""
     whole, stopped = by_the_definition(b"".join(pieces), stop)
     for piece in pieces:

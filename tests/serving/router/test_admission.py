@@ -20,7 +20,7 @@ ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
 
 
 class Gate:
-    """An admission, and the time as it is told."""
+    """An admission, and the time that it gets."""
 
     def __init__(self, limit: int, queue: int = 0, wait_s: float = PATIENT_S, reserves: bool = False) -> None:
         self.decides = Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
@@ -111,7 +111,7 @@ def test_a_wait_times_out_and_a_request_leaves_once() -> None:
 
 
 class Held:
-    """A request in a task of its own, which continues until it is told to end."""
+    """A request in a task of its own, which continues until it is ended."""
 
     def __init__(self, service: RouterService) -> None:
         self.inside, self.end = asyncio.Event(), asyncio.Event()
@@ -149,7 +149,7 @@ async def test_a_request_waits_until_admitted_or_timed_out() -> None:
     await asyncio.gather(first.task, fourth.task, return_exceptions=True)
     await fifth.inside.wait()
     await fifth.finish()
-    assert (limits.requests, limits.waiting) == (0, 0), "who leaves while it waits leaves nothing behind"
+    assert (limits.requests, limits.waiting) == (0, 0), "a request that leaves the queue leaves nothing behind"
 
 
 async def test_requests_start_at_the_rate_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_flood_does_not_starve_others() -> None:
     flood()
     for key in (BOB, CAROL) * 10:
         asked = gate.ask(key)
-        assert asked.state == "admitted", "a place is kept for who holds none"
+        assert asked.state == "admitted", "a place is kept for a key that holds none"
         flood()
         gate.leave(asked, under_way.pop(0))
     assert {each.key.name for each in under_way} == {"alice"}

@@ -130,7 +130,7 @@ def test_a_faulty_host_is_named_and_no_text_of_it_is_returned(
 
 
 def outcome(client: Client, **request: Any) -> bytes:
-    """The text, if nobody was found to be wrong after a part of it was handed out."""
+    """The text, if no host was found to be faulty after a part of it was sent."""
     try:
         return client.generate(PROMPT, **request).output
     except RouterError as error:
@@ -225,7 +225,7 @@ def test_hosts_on_every_wrong_path_are_suspects() -> None:
     suspicion.add(frozenset({"a-2", "b-1"}))
     assert suspicion.names == {"b-1"}
     suspicion.add(frozenset({"a-1", "b-2"}))
-    assert suspicion.names == {"a-1", "b-2"}, "more than one lies: it begins anew"
+    assert suspicion.names == {"a-1", "b-2"}, "more than one lies: it starts again"
     for _ in range(CLEARED_AFTER):
         assert suspicion.names
         suspicion.passed()
@@ -257,7 +257,7 @@ async def test_paths_are_of_one_kind_if_every_pair_of_machines_is() -> None:
     assert not same_kind((a, b), (link("a-2", 0), link("b-2", 1)))
 
 
-# What counts as a difference
+# Differences
 
 
 def test_results_need_equal_texts_and_close_numbers() -> None:

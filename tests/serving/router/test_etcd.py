@@ -77,7 +77,7 @@ def test_a_client_certificate_is_required(new_pki: Callable[[str], Any], etcd_wi
 
 @contextlib.contextmanager
 def answering(status: int, body: Iterable[bytes], length: int) -> Iterator[int]:
-    """A server that says the same to everybody; its port."""
+    """A server that sends the same to every client; its port."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

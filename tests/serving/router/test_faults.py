@@ -58,7 +58,7 @@ def test_a_killed_host_fails_its_requests_and_may_return(victim: Deployment, cli
 
     with refused(grpc.StatusCode.UNAVAILABLE, r"host-2 at 127\.0\.0\.1:\d+.*waited 1\.0 s"):
         client.generate(PROMPT, max_bytes=40, seed=3)
-    assert client.generate(PROMPT, mode="local", max_bytes=5).sweeps == 0, "what needs no host is served all the same"
+    assert client.generate(PROMPT, mode="local", max_bytes=5).sweeps == 0, "a mode without hosts is still served"
 
     victim.revive("host-2")
     wait_ready(victim.topology.router)

@@ -75,7 +75,7 @@ def test_hosts_draft_most_tokens_of_a_grammar(client: Client) -> None:
     for temperature in (0.0, 1.2):
         settings["temperature"] = temperature
         expected = client.generate(PROMPT, mode="ar", **settings)
-        result = client.generate(PROMPT, draft=8, **settings, **BY_HOSTS)  # how many pay is a matter of time
+        result = client.generate(PROMPT, draft=8, **settings, **BY_HOSTS)  # the best number depends on the time
         assert result.output == expected.output
         assert b"old ship" in result.output
         assert result.sweeps < expected.sweeps / 2

@@ -88,10 +88,10 @@ def keeping(links: list[HostLink], after: str = "", **counts: int) -> str:
 def test_hosts_with_a_cached_prefix_are_preferred() -> None:
     assert keeping(even()) == "a x"
     assert keeping(even(), b=2, y=2) == "b y"
-    assert keeping(even(), b=3, y=1, a=2, x=2) == "a x", "the path keeps what each of its hosts keeps"
+    assert keeping(even(), b=3, y=1, a=2, x=2) == "a x", "the path caches the prefixes of each of its hosts"
     assert keeping(even(), a=1, x=1, b=3, y=3) == "b y"
     assert keeping(even(), b=3) == "a x", "one alone is of no use"
-    assert keeping(even(), b=3, y=3, after="a") == "a x", "what another host had sent is not looked for"
+    assert keeping(even(), b=3, y=3, after="a") == "a x", "prefixes from another host are not looked up"
     assert keeping(even(), b=2, y=2, x=3, after="b") == "b x"
 
 
@@ -140,7 +140,7 @@ def test_a_failed_link_is_avoided_for_a_while() -> None:
     suspects = Suspects()
     suspects.add("a", "x", now_s=100.0)
     assert names(square(), suspects=suspects.now(100.0)) == "b y"
-    assert names(square(), suspects=suspects.now(100.0 + SUSPECT_S)) == "a x", "by then its hosts say what is wrong"
+    assert names(square(), suspects=suspects.now(100.0 + SUSPECT_S)) == "a x", "by then its hosts report the problem"
 
 
 def test_a_host_serves_every_release_it_has_loaded() -> None:

@@ -23,7 +23,7 @@ def test_the_shortest_ring_is_chosen_unless_little_is_gained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "rooms", "after", "missing"),  # of four machines; `-` is none, or one that is gone
+    ("held", "rooms", "after", "missing"),  # four machines; `-` is none, or one that is gone
     [
         pytest.param("- - - -", "- - - 30", "- - - 012", [], id="one for all"),
         pytest.param("0 1 2 -", "10 10 10 10", "0 1 2 1", [], id="a replica of the slowest"),

@@ -71,7 +71,7 @@ def test_a_host_lost_or_full_between_chunks_is_replaced(
     name: str,
     code: grpc.StatusCode,
 ) -> None:
-    prompt = code.name.encode() + PROMPT[len(code.name) :]  # of its own: no host has the beginning in memory
+    prompt = code.name.encode() + PROMPT[len(code.name) :]  # its own: no host has the beginning in its cache
     loss = lose("b", lambda hop: work_of(hop).start == 128, code)
     result = pairs[0].generate(prompt, seed=5, **REQUESTS[name])
     assert result.output == ring.generate(prompt, seed=5, **REQUESTS[name]).output
@@ -97,7 +97,7 @@ def test_hosts_that_write_candidates_are_replaced_and_audited(
     assert loss.lost
     expected = ring.generate(prompt, seed=5, **request)
     assert result.output == expected.output
-    assert (result.sweeps, expected.sweeps) == (5, 4), "the prompt, three chunks, and once more what was known"
+    assert (result.sweeps, expected.sweeps) == (5, 4), "the prompt, three chunks, and the known text once more"
     loss.lost = "none"
     audited = pairs[1].status().audits.audited
     assert pairs[1].generate(prompt, seed=5, **request).output == expected.output
@@ -105,7 +105,7 @@ def test_hosts_that_write_candidates_are_replaced_and_audited(
     assert not pairs[1].status().audits.faulty_hosts
 
 
-# What a router sends
+# Hops of a router
 
 
 def sent_by(work: Work, fails: int) -> list[list[AnyWork]]:

@@ -1,4 +1,4 @@
-"""A release is brought to a host, whole, and what a deployment hears of one that is taken out of the ring under it."""
+"""A release is brought to a host, whole, and a deployment learns of one that was removed from the ring."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -75,7 +75,7 @@ class Releases:
 async def test_sessions_that_end_together_are_freed_in_one_call_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "RELEASE_AFTER_S", 0.05)
     stub, link = Releases(), HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
-    await asyncio.gather(link.release("a"), link.release("b"))  # the host cannot be told, which harms nobody
+    await asyncio.gather(link.release("a"), link.release("b"))  # the host is not reached, which does no harm
     await link.release("c")
     monkeypatch.setattr(link.relay, "stub", stub)
     await asyncio.gather(link.release(), *(link.release(name) for name in "de"))

@@ -93,7 +93,7 @@ async def test_a_quarantined_host_that_registers_again_stays_quarantined(topolog
         assert ring.choose(next(iter(ring.links[0].held))) is None
 
 
-@pytest.mark.parametrize("count", [MAX_TOGETHER + 1, MAX_PARTS], ids=["more than travel together", "no end of them"])
+@pytest.mark.parametrize("count", [MAX_TOGETHER + 1, MAX_PARTS], ids=["more than one message", "endless"])
 async def test_a_host_that_floods_events_is_quarantined(count: int) -> None:
     asked, heard = list[bytes](), list[stage_pb2.Event]()
 
@@ -143,11 +143,11 @@ async def test_a_silent_host_is_lost_unless_the_router_was_suspended(tmp_path: P
             ring.look()
             assert (bool(link.problem), link.is_lost) == (lost, lost)
     assert "is lost (it has been silent for 2.2 s)" in link.problem
-    ring.run = tmp_path  # of certificates
+    ring.run = tmp_path  # with certificates
     ring._lose(link, "it closed the connection")
     assert "check that it runs" in link.problem
     assert link.is_lost
-    (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # of machines that joined
+    (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # with machines that joined
     ring._lose(link, "it closed the connection")
     assert link.problem.endswith("(it closed the connection); machines that joined replace it, or add one")
     assert not link.is_lost

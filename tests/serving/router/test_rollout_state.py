@@ -1,4 +1,4 @@
-"""The decisions of a deployment, told what happened and the time: no host, no wait."""
+"""The decisions of a deployment, from events and the time: no host, no wait."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def follow(state: RolloutState, *events: str) -> str:
     return state.state
 
 
-async def test_a_router_begins_with_its_checkpoint_while_hosts_hold_it() -> None:
+async def test_a_router_starts_with_its_checkpoint_while_hosts_hold_it() -> None:
     """Its own models belong to it."""
     view = RingView(Ring(), weights_of(release("own")), pinned=False)
     for held, found in ((("own", "new"), ("own", False)), (("new",), ("new", True))):
@@ -138,7 +138,7 @@ async def test_a_returning_host_gets_the_current_release(state: RolloutState) ->
     assert state.next_updates(links, 100.0 + RETRY_S) == [lacks]
     state.begin("deployment begins")
     state.due_at.clear()
-    assert state.next_updates(links, 1e6) == [], "it would take the place of what is deployed"
+    assert state.next_updates(links, 1e6) == [], "it would replace the deployed release"
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.FAILED_PRECONDITION])

@@ -215,7 +215,7 @@ async def test_the_time_of_an_audit_is_not_booked_to_hosts() -> None:
     assert (booked, len(took)) == ([1], 1)
 
 
-# How long a result is waited for
+# The time-out of a result
 
 
 async def test_a_slow_result_without_another_path_is_awaited() -> None:
@@ -254,16 +254,16 @@ def test_hedges_are_limited_to_their_share() -> None:
     assert sum(patience.may_hedge() for _ in range(100)) in (1, 2)
 
 
-@pytest.mark.parametrize(("winner", "learnt"), [(0, ["ar"]), (1, [])])
-async def test_a_slow_first_attempt_that_wins_is_recorded(winner: int, learnt: list[str]) -> None:
+@pytest.mark.parametrize(("winner", "recorded"), [(0, ["ar"]), (1, [])])
+async def test_a_slow_first_attempt_that_wins_is_recorded(winner: int, recorded: list[str]) -> None:
     """Else what always takes long would always be tried twice. When the second try wins, nothing is known."""
-    ring, taught = RecordingRing(), list[str]()
+    ring, records = RecordingRing(), list[str]()
     ring.hedging.wait_s = lambda kind, left_s: 0.0  # type: ignore[method-assign]
-    ring.hedging.record = lambda kind, took_s: taught.append(kind)  # type: ignore[method-assign]
+    ring.hedging.record = lambda kind, took_s: records.append(kind)  # type: ignore[method-assign]
     session = await asking(ring)
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
     await eventually(lambda: len(session.tries.attempts) == 2)
     session.tries.attempts[winner].receive(session.tries.attempts[winner], stage_pb2.Event(text=b"b"))
     await waiting
-    assert taught == learnt
+    assert records == recorded

@@ -32,7 +32,7 @@ async def test_the_smoke_test_waits_for_busy_hosts_and_avoids_faulty_ones(monkey
 async def test_a_release_with_another_loss_than_its_manifest_is_refused(
     bundles: Path, monkeypatch: pytest.MonkeyPatch, off_nats: float
 ) -> None:
-    """The parts were measured one by one: only their loss together tells that they belong together."""
+    """The parts were measured one by one: only their loss together shows that they belong together."""
     directory = bundles / "own"
     pipeline = find_bundle(directory).ar
     manifest = read_manifest(pipeline)

@@ -101,7 +101,7 @@ def test_hosts_and_router_follow_a_changed_topology(
     stack: contextlib.ExitStack,
     onesweep: Run,
 ) -> None:
-    """None of them is started anew; a host that has left its place stays as it was."""
+    """None of them is restarted; a host that has left its place stays as it was."""
     if kind == "etcd":
         etcd = stack.enter_context(request.getfixturevalue("etcd_with")())
         where, write = etcd.url, etcd.put

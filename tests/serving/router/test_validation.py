@@ -1,4 +1,4 @@
-"""Mistakes in a request: one sentence that says what to do, and the right code."""
+"""Mistakes in a request: one sentence with advice, and the right code."""
 
 import os
 import re

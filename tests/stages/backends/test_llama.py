@@ -1,4 +1,4 @@
-"""Runners of pretrained stages: what the modules compute, and for each piece as if it were alone."""
+"""Runners of pretrained stages: the output of the modules, for each piece as if it were alone."""
 
 import copy
 from dataclasses import replace
@@ -47,7 +47,7 @@ def runner_of(maker: str, key: tuple[LlamaArchitecture, int]) -> StageRunner:
 
 
 @PARTS
-def test_it_computes_what_the_modules_compute(maker: str, key: tuple[LlamaArchitecture, int]) -> None:
+def test_a_runner_computes_the_output_of_the_module(maker: str, key: tuple[LlamaArchitecture, int]) -> None:
     stage, runner, piece = STAGES[key], runner_of(maker, key), clean_piece(STAGES[key], 17, 5)
     expected = stage.read(piece.source[None], copy.deepcopy(piece.caches))
     (found,) = runner.read([piece])
@@ -58,7 +58,7 @@ def test_it_computes_what_the_modules_compute(maker: str, key: tuple[LlamaArchit
 
 
 @PARTS
-def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int]) -> None:
+def test_rows_are_independent_of_each_other(key: tuple[LlamaArchitecture, int]) -> None:
     assert not isinstance(runner_of("as hosts run it", key), OneAtATime)
 
 
@@ -70,7 +70,7 @@ def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int]) -> None:
     past=st.integers(1, 40),
     others=st.integers(0, 4),
 )
-def test_a_few_positions_give_what_they_give_one_by_one(maker: str, key, few: int, past: int, others: int) -> None:
+def test_a_few_positions_give_the_results_of_single_steps(maker: str, key, few: int, past: int, others: int) -> None:
     stage, runner = STAGES[key], runner_of(maker, key)
     together, alone = replace(clean_piece(stage, few, past), one_by_one=few), clean_piece(stage, few, past)
     company = [clean_piece(stage, 1 + i, 7 * i, seed=i + 1) for i in range(others)]
@@ -89,8 +89,8 @@ def test_a_few_positions_give_what_they_give_one_by_one(maker: str, key, few: in
 @given(past=st.integers(0, 20), at_once=st.integers(1, 33), rest=st.integers(0, 9), others=st.integers(0, 2))
 @example(past=0, at_once=33, rest=3, others=1)
 @example(past=20, at_once=33, rest=3, others=1)
-def test_rounding_depends_on_the_grid_alone(name: str, past: int, at_once: int, rest: int, others: int) -> None:
-    """A prompt and guesses after it, in one piece or in several."""
+def test_rounding_depends_only_on_the_grid(name: str, past: int, at_once: int, rest: int, others: int) -> None:
+    """A prompt and draft tokens after it, in one piece or in several."""
     key = (OPTIONS[name], 0)
     stage, runner, count = STAGES[key], runner_of("as hosts run it", key), at_once + rest
     together, alone = replace(clean_piece(stage, count, past), one_by_one=rest), clean_piece(stage, count, past)
@@ -104,8 +104,8 @@ def test_rounding_depends_on_the_grid_alone(name: str, past: int, at_once: int, 
 
 @pytest.mark.parametrize("at_once", [attention.MAX_WEIGHTS, 300, 1])
 @pytest.mark.parametrize("key", BRANCHED, ids=lambda key: SHAPES.index(key[0]))
-def test_branches_see_the_sequence_and_themselves(maker: str, key, at_once: int, monkeypatch) -> None:
-    """However few of them have room at once."""
+def test_branches_attend_to_the_sequence_and_themselves(maker: str, key, at_once: int, monkeypatch) -> None:
+    """Also if few of them fit at once."""
     monkeypatch.setattr(attention, "MAX_WEIGHTS", at_once)
     stage, piece = STAGES[key], branch_piece(STAGES[key], 3, 5, 9)
     (hidden,) = runner_of(maker, key).branch([piece])
@@ -116,7 +116,7 @@ def test_branches_see_the_sequence_and_themselves(maker: str, key, at_once: int,
 
 
 @pytest.mark.parametrize("key", [(TINY, 1), (OPTIONS["capped window"], 0)], ids=["plain", "window"])
-def test_continuations_grow_as_they_would_be_read(maker: str, key: tuple[LlamaArchitecture, int]) -> None:
+def test_growing_continuations_give_the_output_of_the_module(maker: str, key: tuple[LlamaArchitecture, int]) -> None:
     stage = STAGES[key]
     runner, piece = runner_of(maker, key), branch_piece(stage, 3, 8, 9)
     assert isinstance(runner, PipelineRunner)
@@ -127,7 +127,7 @@ def test_continuations_grow_as_they_would_be_read(maker: str, key: tuple[LlamaAr
         assert (one - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
 
 
-def test_a_product_of_16_bits_is_that_of_float32_and_the_same_in_any_company() -> None:
+def test_a_16_bit_product_is_close_to_float32_and_batch_invariant() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 33).requires_grad_(False)
     linear.weight.copy_(linear.weight.bfloat16())
@@ -140,7 +140,7 @@ def test_a_product_of_16_bits_is_that_of_float32_and_the_same_in_any_company() -
 
 
 @pytest.mark.parametrize("weights", ["q4", "q8"])
-def test_stages_of_few_bits_are_near_what_they_hold_and_the_same_in_any_company(weights: Weights) -> None:
+def test_a_quantized_stage_is_close_to_its_weights_and_batch_invariant(weights: Weights) -> None:
     plain = replace(TINY, width=64, head_dim=16, kv_heads=2, mlp_width=96, attention_bias="all", weights=weights)
     for stage in (*random_stages(plain), *random_stages(replace(plain, experts=OPTIONS["experts"].experts))):
         piece = clean_piece(stage, 5, 9)

@@ -18,7 +18,7 @@ from tests.stages.backends.conftest import clean_piece
 
 
 @pytest.mark.parametrize("width", [32, 36])
-def test_guesses_are_read_as_if_they_came_byte_by_byte(width: int) -> None:
+def test_draft_tokens_give_the_results_of_single_steps(width: int) -> None:
     torch.manual_seed(width)
     for stage in ArModel(Architecture(2, 1, width, 2, context_length=96)).eval().requires_grad_(False).stages:
         runner = Backend().stage(stage)
@@ -28,7 +28,7 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(width: int) -> None:
         assert torch.equal(hidden, torch.cat(one_by_one))
 
 
-def test_a_large_graph_has_threads_of_its_own_and_torch_has_one() -> None:
+def test_a_large_graph_has_its_own_threads_and_torch_has_one() -> None:
     model = ArModel(Architecture(1, 1, 512, 2, context_length=96)).eval().requires_grad_(False)
     piece = clean_piece(model.stages[0], 90, 0)
     runners = [Backend(threads=count).stage(copy.deepcopy(model.stages[0])) for count in (1, 3)]
@@ -46,7 +46,7 @@ def added(width: int) -> Graph:
 
 
 @pytest.mark.parametrize("kind", [QuantLinear, Int8Linear, nn.Linear, None])
-def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn.Linear] | None) -> None:
+def test_a_session_keeps_no_reference_to_its_source_matrices(kind: type[nn.Linear] | None) -> None:
     """For any number of rows, which may have another kernel: the memory is freed, and others write to it."""
     torch.manual_seed(0)
     linear, x = kind and kind(96, 200, bias=False), torch.randn(1, 40, 96)
@@ -59,7 +59,7 @@ def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn
     assert all(torch.equal(session(x[:, : y.shape[1]])[0], y) for y in before)
 
 
-def test_weights_that_are_not_read_again_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_unused_weights_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine's kernels that read them keep them: results are the same either way."""
     given, x = list[int](), torch.randn(1, 3, 512)
     linear = Int8Linear(512, 64, bias=False)
@@ -73,7 +73,7 @@ def test_weights_that_are_not_read_again_are_given_back(monkeypatch: pytest.Monk
         assert given == taken
 
 
-def test_a_large_matrix_of_8_bits_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_8_bit_matrix_is_split_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     linear, x = Int8Linear(64, 3000, bias=True), torch.randn(9, 64)
     linear.codes.random_(-100, 100)
     linear.scales.uniform_(0.5, 1)
@@ -86,8 +86,8 @@ def test_a_large_matrix_of_8_bits_is_laid_out_in_blocks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_a_large_matrix_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
-    """To the last bit the same. What others hold of it stays; what nobody holds is given back on the way."""
+def test_a_large_matrix_is_split_into_blocks(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    """The result is the same to the last bit. Memory that others hold stays; the rest is released on the way."""
     torch.manual_seed(0)
     x, weight, given = torch.randn(9, 64), torch.randn(3000, 64), list[int]()
 

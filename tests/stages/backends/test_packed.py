@@ -1,4 +1,4 @@
-"""The packed backend: what the modules compute, and for each piece as if it were alone, to the last bit."""
+"""The packed backend: the output of the modules, for each piece as if it were alone, to the last bit."""
 
 import copy
 import logging
@@ -41,7 +41,7 @@ def random_parts(width: int, heads: int) -> tuple[Block, ArStage]:
 
 @lru_cache
 def runners(shape: tuple[int, int]) -> tuple[tuple[Block, BlockRunner], tuple[ArStage, StageRunner]]:
-    """What a host would use."""
+    """The runners that a host uses."""
     block, stage = PARTS[shape]
     backend = Backend()
     return (block, backend.block(block)), (stage, backend.stage(copy.deepcopy(stage)))
@@ -58,10 +58,10 @@ def stored(piece: CleanPiece) -> list[Tensor]:
     return [tensor for cache in piece.caches for tensor in cache.stored()]
 
 
-# What the modules compute
+# The output of the modules
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("new", "past"), [(1, 0), (1, 7), (5, 0), (5, 7), (33, 40)])
-def test_reading_is_the_blocks(index: int, new: int, past: int) -> None:
+def test_reading_matches_the_block(index: int, new: int, past: int) -> None:
     block = make_block(index)
     piece = clean_piece(block, new, past)
     expected = copy.deepcopy(piece)
@@ -73,7 +73,7 @@ def test_reading_is_the_blocks(index: int, new: int, past: int) -> None:
 
 @pytest.mark.parametrize(("slots", "start"), [(1, 0), (1, 5), (9, 0), (32, 41)])
 @pytest.mark.parametrize("sigma", [0.2, 1.0, 9.0])
-def test_denoising_is_the_blocks(slots: int, start: int, sigma: float) -> None:
+def test_denoising_matches_the_block(slots: int, start: int, sigma: float) -> None:
     block = make_block(1)
     piece = noisy_piece(block, slots, sigma, start)
     memory = [cache.stored() for cache in piece.caches]
@@ -103,7 +103,7 @@ COMPANY = settings(max_examples=15, deadline=None)
 
 @given(sizes=positions | steps, shape=st.sampled_from(SHAPES))
 @COMPANY
-def test_company_does_not_change_what_is_read(sizes, shape) -> None:
+def test_reading_is_batch_invariant(sizes, shape) -> None:
     for part, runner in runners(shape):
         together = [clean_piece(part, *size, seed=i) for i, size in enumerate(sizes)]
         results = runner.read(together)
@@ -118,7 +118,7 @@ def test_company_does_not_change_what_is_read(sizes, shape) -> None:
 
 @given(sizes=noise, shape=st.sampled_from(SHAPES))
 @COMPANY
-def test_company_does_not_change_what_is_denoised(sizes, shape) -> None:
+def test_denoising_is_batch_invariant(sizes, shape) -> None:
     (block, runner), _ = runners(shape)
     pieces: list[NoisyPiece] = [noisy_piece(block, *size, seed=i) for i, size in enumerate(sizes)]
     for piece, together in zip(pieces, runner.denoise(pieces), strict=True):
@@ -157,7 +157,7 @@ class LeakyStage(PackedStage):
         return [x * (1 + 1e-7 * (len(hidden) > 1)) for x in super().next_byte(hidden)]
 
 
-def test_a_machine_that_fails_the_check_gets_one_piece_at_a_time(caplog) -> None:
+def test_a_machine_that_fails_the_check_computes_one_piece_at_a_time(caplog) -> None:
     block, stage = make_block(), make_ar().stages[-1]
     with caplog.at_level(logging.WARNING):
         runner = checked(Leaky(block), block)
@@ -173,7 +173,7 @@ def test_a_machine_that_fails_the_check_gets_one_piece_at_a_time(caplog) -> None
     assert [tuple(x.shape) for x in last.next_byte(hidden)] == [(1, 256), (2, 256)]
 
 
-def test_branches_are_part_of_the_check() -> None:
+def test_the_check_includes_branches() -> None:
     stage = make_ar().stages[0]
     assert check_rows(PackedStage(stage), stage)
     assert not check_rows(LeakyFork(stage), stage)

@@ -29,7 +29,7 @@ def test_padding_gives_each_thread_whole_vectors_and_enough_rows(rows: int, widt
     assert total * 4 * width % (LANES * threads) == 0
 
 
-def test_an_ar_step_is_padded_to_the_fewest_rows_from_which_a_row_is_the_same_in_any_company() -> None:
+def test_an_ar_step_is_padded_to_the_fewest_batch_invariant_rows() -> None:
     fewest = independent_rows(1)
     assert fewest in FEWEST_ROWS
     assert padded(1, 512, 1) == fewest
@@ -42,7 +42,7 @@ def test_an_ar_step_is_padded_to_the_fewest_rows_from_which_a_row_is_the_same_in
 
 
 @given(counts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
-def test_groups_hold_every_piece_once_and_no_more_rows_than_help(counts: list[int]) -> None:
+def test_groups_hold_every_piece_once_and_a_limited_number_of_rows(counts: list[int]) -> None:
     parts = [counts[group] for group in groups(counts)]
     assert [count for part in parts for count in part] == counts
     assert all(sum(part) <= ROWS_TOGETHER or len(part) == 1 for part in parts)
@@ -50,7 +50,7 @@ def test_groups_hold_every_piece_once_and_no_more_rows_than_help(counts: list[in
 
 
 @pytest.mark.parametrize("counts", [[1], [5], [1, 1, 1], [3, 1, 8]])
-def test_what_is_packed_comes_out_again(counts: list[int]) -> None:
+def test_packed_rows_are_unpacked_unchanged(counts: list[int]) -> None:
     parts = [torch.randn(count, 6) for count in counts]
     rows = Rows.of(counts, 24, threads=1)
     x = rows.pack(parts)
@@ -62,7 +62,7 @@ def test_what_is_packed_comes_out_again(counts: list[int]) -> None:
     assert all(part.any() for part in parts), "a packed tensor may be written to"
 
 
-def test_torch_has_a_runners_threads_while_it_computes_and_no_longer() -> None:
+def test_torch_uses_the_threads_of_a_runner_only_while_it_computes() -> None:
     class Runner:
         threads = 3
 
@@ -78,7 +78,7 @@ def test_torch_has_a_runners_threads_while_it_computes_and_no_longer() -> None:
     assert torch.get_num_threads() == 1
 
 
-def test_no_pieces_make_no_group() -> None:
+def test_no_pieces_give_no_results() -> None:
     assert list(groups([])) == []
     block, stage = PackedBlock(make_block()), PackedStage(make_ar().stages[-1])
     assert [block.read([]), block.denoise([]), stage.read([]), stage.next_byte([])] == [[], [], [], []]

@@ -51,7 +51,7 @@ def open_sequences(chain: list[Block], partition: NoisePartition) -> list[Sequen
 
 
 def sweep(sequences: list[Sequence], plan: SweepPlan = PLAN, clean: bytes = PROMPT) -> tuple[bytes, list[bytes]]:
-    """The chunk's text, and what passed between the blocks."""
+    """The chunk's text, and the payloads between the blocks."""
     boundaries: list[bytes] = []
     for sequence in sequences:
         boundaries.append(sequence.run(plan, FP32, clean, boundaries[-1] if boundaries else None))
@@ -89,7 +89,7 @@ def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition) ->
     assert torch.allclose(a * initial + (1 - a) * estimate, z, atol=1e-3)
 
 
-def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: NoisePartition) -> None:
+def test_a_stochastic_sweep_adds_new_noise_to_each_denoised_point(partition: NoisePartition) -> None:
     chain = make_chain()
     text, _ = sweep(open_sequences(chain, partition), STOCHASTIC)
     source, point, evaluation = torch.tensor([list(PROMPT)]), torch.zeros(1, PLAN.slots, 8), 0
@@ -103,8 +103,8 @@ def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: Noi
     assert text == sample_tokens(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
 
 
-def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartition) -> None:
-    """What a replica computes that reads everything so far at once."""
+def test_a_new_sequence_gives_the_text_of_a_continued_one(partition: NoisePartition) -> None:
+    """A replica reads everything so far at once."""
     chain = make_chain()
     sequences = open_sequences(chain, partition)
     first, _ = sweep(sequences)
@@ -116,14 +116,14 @@ def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartitio
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\xff" * len(b)])
-def test_a_damaged_boundary_is_refused(partition: NoisePartition, damage) -> None:
+def test_a_damaged_payload_between_blocks_is_refused(partition: NoisePartition, damage) -> None:
     sequences = open_sequences(make_chain(), partition)
     before = sequences[0].run(PLAN, Int8(), PROMPT, None)
     with pytest.raises(CodecError):
         sequences[1].run(PLAN, Int8(), PROMPT, damage(before))
 
 
-def test_a_prompt_in_pieces_is_one_prompt(partition: NoisePartition) -> None:
+def test_a_prompt_read_in_pieces_gives_the_same_text(partition: NoisePartition) -> None:
     """Against the reference, which reads all of it at once."""
     prompt = bytes((7 * i) % 251 for i in range(2 * READ_POSITIONS + 5))
     plan = replace(PLAN, start=len(prompt))

@@ -13,7 +13,7 @@ from stages.checkpoint.checkpoint import load_ar
 from stages.model.resampling import Candidates
 from tests.serving.pretrained import write_model
 
-# Of each job: its text, temperature, seed, length and number.
+# For each job: its text, temperature, seed, length and number.
 JOBS = [
     (b"The sea was calm.", 0.8, 0, 20, 5),
     (b"It", 0.7, 1, 1, 9),
@@ -37,7 +37,7 @@ def job(model: WholeModel, number: int) -> Continuations:
 
 
 def written(model: WholeModel, *jobs: Continuations) -> list[Candidates]:
-    """What becomes of jobs, each of which begins two passes after the one before."""
+    """Results of jobs, each of which starts two passes after the one before."""
     begun = 0
     while not all(each.is_done for each in jobs):
         begun += 1
@@ -46,8 +46,8 @@ def written(model: WholeModel, *jobs: Continuations) -> list[Candidates]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_candidate_is_what_it_would_be_alone(model: WholeModel, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """Also where a pass fails: its texts begin again."""
+def test_candidates_are_batch_invariant(model: WholeModel, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Also if a pass fails: its texts start again."""
     alone = [written(model, job(model, number))[0] for number in range(len(JOBS))]
     jobs, read, calls = [job(model, number) for number in range(len(JOBS))], model.read, list[int]()
 
@@ -66,7 +66,7 @@ def test_a_candidate_is_what_it_would_be_alone(model: WholeModel, monkeypatch: p
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])
-def test_candidates_have_the_probs_of_the_model(bundles: Path, length: int, count: int) -> None:
+def test_candidates_have_the_probabilities_of_the_model(bundles: Path, length: int, count: int) -> None:
     directory, text = bundles / "scored" / "local", b"The sea was calm. The sea was "
     model = WholeModel(directory)
     (drafted,) = written(model, Continuations(model.open(400), text, 0.8, 3, length, count))

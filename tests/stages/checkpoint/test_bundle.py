@@ -19,7 +19,7 @@ def linked(directory: Path, **folders: Path) -> Path:
     return directory
 
 
-def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -> None:
+def test_a_bundle_has_the_models_of_its_folders(bundles: Path, tmp_path: Path) -> None:
     whole = find_bundle(bundles / "scored")
     assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None]
     some = find_bundle(linked(tmp_path, scorer=bundles / "scored" / "scorer", local=bundles / "own" / "local"))
@@ -29,7 +29,7 @@ def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -
     assert find_bundle(bundles / "own" / "chain").models == {"chain": bundles / "own" / "chain"}
 
 
-def test_a_drafter_may_lie_within_a_single_checkpoint(bundles: Path, tmp_path: Path) -> None:
+def test_a_single_checkpoint_may_contain_a_drafter(bundles: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "single"
     shutil.copytree(bundles / "own" / "ar", checkpoint)
     (checkpoint / "local").symlink_to(bundles / "own" / "local")
@@ -41,7 +41,7 @@ def test_a_drafter_may_lie_within_a_single_checkpoint(bundles: Path, tmp_path: P
     assert [check.model for check in verify(checkpoint)] == ["ar", "ar", "ar", "local"]
 
 
-def test_models_of_different_parts_cannot_be_shared_out(bundles: Path, tmp_path: Path) -> None:
+def test_models_with_different_numbers_of_parts_are_refused(bundles: Path, tmp_path: Path) -> None:
     mixed = linked(tmp_path, chain=bundles / "own" / "chain", scorer=bundles / "own" / "local")
     with pytest.raises(CheckpointError, match=r"different numbers of parts \(chain 3, scorer 1\)"):
         plan_host(mixed, (0,))

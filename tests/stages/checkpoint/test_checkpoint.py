@@ -21,7 +21,7 @@ from tests.stages.checkpoints import ALL, Copy, load, part_file
 from tests.stages.conftest import forge, make_ar
 
 
-def test_weights_come_back_bit_for_bit(directory: Path, block: Block) -> None:
+def test_weights_are_loaded_bit_for_bit(directory: Path, block: Block) -> None:
     (loaded,) = load_chain(directory)
     saved = block.state_dict()
     assert loaded.state_dict().keys() == saved.keys()
@@ -30,7 +30,7 @@ def test_weights_come_back_bit_for_bit(directory: Path, block: Block) -> None:
     assert not loaded.training
 
 
-def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_an_ar_model_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     model = make_ar(parts=3)
     write_manifest(tmp_path, Manifest("ar", model.architecture, (None,) * 3, probe_text=PROBE_TEXT))
     save_ar(tmp_path, model)
@@ -45,7 +45,7 @@ def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "tensor"), [(1, PROBE_INPUT), (0, PROBE_OUTPUT)])
-def test_a_probe_that_was_taken_out_or_bent(checkpoint: Copy, part: int, tensor: str) -> None:
+def test_a_removed_or_changed_probe_is_refused(checkpoint: Copy, part: int, tensor: str) -> None:
     directory = checkpoint("ar")
     forge(directory, part, lambda tensors: {**tensors, tensor: tensors[tensor].flip(0).contiguous()})
     with pytest.raises(CheckpointError, match=f"part {part} is refused"):
@@ -78,7 +78,7 @@ def opened_files() -> OpenedFiles:
 
 @ALL
 @pytest.mark.parametrize("part", [0, 1])
-def test_no_other_parts_file_is_opened(trained: Path, opened_files: OpenedFiles, name: str, part: int) -> None:
+def test_only_the_file_of_the_part_is_opened(trained: Path, opened_files: OpenedFiles, name: str, part: int) -> None:
     opened_files.paths = seen = []
     load(trained / name, part)
     opened_files.paths = None

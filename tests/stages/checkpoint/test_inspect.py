@@ -1,4 +1,4 @@
-"""What `inspect` tells about a checkpoint, and whether it finds what is wrong."""
+"""The report of `inspect` about a checkpoint, and the damage that it finds."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def bundle(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def test_a_record_can_be_written_as_json_and_says_it_all(trained: Path) -> None:
+def test_a_record_is_complete_and_can_be_written_as_json(trained: Path) -> None:
     (model,) = json.loads(json.dumps(record(trained / "chain"))).values()
     manifest = read_manifest(trained / "chain")
     assert model["digest"] == manifest.digest()
@@ -65,7 +65,7 @@ def test_absurd_sizes_are_refused_before_they_take_time_or_memory(
         (load_block if name == "chain" else load_stage)(bundle / name, 0)
 
 
-def test_a_description_names_everything(trained: Path) -> None:
+def test_a_description_has_every_field(trained: Path) -> None:
     text, manifest = describe(trained / "chain"), read_manifest(trained / "chain")
     parts = [part for part in manifest.parts if part]
     expected = [
@@ -86,7 +86,7 @@ def test_a_description_names_everything(trained: Path) -> None:
     assert max(map(len, text.splitlines())) < 180
 
 
-def test_what_is_not_there_is_said(checkpoint: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_and_weights_are_reported(checkpoint: Copy, capsys: pytest.CaptureFixture[str]) -> None:
     directory = checkpoint("chain")
     edit_manifest(directory, lambda r: r["parts"].__setitem__(1, None))
     (path,) = directory.glob("block-0-*")
@@ -102,7 +102,7 @@ def test_what_is_not_there_is_said(checkpoint: Copy, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.endswith("\n2 of 2 checks failed\n")
 
 
-def test_everything_verifies(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_bundle_is_verified(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = verify(bundle)
     assert all(check.ok for check in checks)
     assert [str(check) for check in checks] == [
@@ -113,6 +113,6 @@ def test_everything_verifies(bundle: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("look", [record, describe, verify])
-def test_nothing_to_inspect(tmp_path: Path, look: Callable[[Path], object]) -> None:
+def test_a_folder_without_a_checkpoint_is_an_error(tmp_path: Path, look: Callable[[Path], object]) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         look(tmp_path)

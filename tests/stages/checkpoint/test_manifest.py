@@ -47,14 +47,14 @@ def write(tmp_path: Path, manifest: Manifest) -> Callable[..., Path]:
     return writer
 
 
-def test_it_comes_back_as_it_was_written(write: Callable[..., Path], manifest: Manifest) -> None:
+def test_a_manifest_is_read_as_it_was_written(write: Callable[..., Path], manifest: Manifest) -> None:
     read = read_manifest(write())
     assert read == manifest
     assert read.digest() == manifest.digest()
     assert read.to_json() == manifest.to_json()
 
 
-def test_the_digest_names_the_weights_and_nothing_else(manifest: Manifest) -> None:
+def test_the_digest_depends_only_on_the_weights(manifest: Manifest) -> None:
     same = replace(manifest, metrics={}, data={}, training={}, probe_tolerance=0.5)
     assert same.digest() == manifest.digest()
     others = [
@@ -68,7 +68,7 @@ def test_the_digest_names_the_weights_and_nothing_else(manifest: Manifest) -> No
 
 
 # Damage
-def test_a_missing_manifest(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*manifest.json is missing"):
         read_manifest(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
@@ -81,7 +81,7 @@ NO_FORMAT = [b"[]", b"null", b"{}", b'{"format": "1"}', b'{"format": true}', b'{
 
 
 @pytest.mark.parametrize("text", [*NO_JSON.values(), *NO_FORMAT], ids=[*NO_JSON, *map(repr, NO_FORMAT)])
-def test_what_is_no_json_is_damaged_and_what_has_no_format_no_manifest(tmp_path: Path, text: bytes) -> None:
+def test_invalid_json_and_a_missing_format_are_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(text)
     with pytest.raises(
         CheckpointError, match="no format number|does not hold an object" if text in NO_FORMAT else "is damaged"
@@ -90,7 +90,7 @@ def test_what_is_no_json_is_damaged_and_what_has_no_format_no_manifest(tmp_path:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_is_not_finite(write: Callable[..., Path], number: str) -> None:
+def test_a_number_that_is_not_finite_is_refused(write: Callable[..., Path], number: str) -> None:
     path = write() / MANIFEST_NAME
     text = path.read_text()
     assert '"from_noise_nats": 1.5' in text
@@ -100,7 +100,7 @@ def test_a_number_that_is_not_finite(write: Callable[..., Path], number: str) ->
 
 
 @pytest.mark.parametrize(("number", "advice"), [(2, "upgrade onesweep"), (0, "export it again")])
-def test_another_format_says_what_to_do(write: Callable[..., Path], number: int, advice: str) -> None:
+def test_another_format_is_refused_with_advice(write: Callable[..., Path], number: int, advice: str) -> None:
     with pytest.raises(CheckpointError, match=f"format {number}, this version reads 1: {advice}"):
         read_manifest(write(lambda record: record.update(format=number)))
 
@@ -110,7 +110,7 @@ def test_another_format_says_what_to_do(write: Callable[..., Path], number: int,
     ["../block.safetensors", "/etc/block.safetensors", "a/b.safetensors", "..", "", "block.bin", "a\0.safetensors",
      ".safetensors", "a\\b.safetensors", "\ud800.safetensors", "C:a.safetensors"],
 )  # fmt: skip
-def test_a_parts_file_lies_in_the_checkpoint(write: Callable[..., Path], name: str) -> None:
+def test_a_file_outside_the_checkpoint_is_refused(write: Callable[..., Path], name: str) -> None:
     with pytest.raises(CheckpointError, match=r"plain \.safetensors name"):
         read_manifest(write(lambda record: record["parts"][0].update(file=name)))
 
@@ -154,7 +154,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
-def test_a_manifest_that_contradicts_itself(write: Callable[..., Path], what: str) -> None:
+def test_a_contradictory_manifest_is_refused(write: Callable[..., Path], what: str) -> None:
     change, reason = CONTRADICTIONS[what]
     directory = write(change)
     with pytest.raises(CheckpointError, match=reason) as refusal:

@@ -16,13 +16,13 @@ from tests.stages.checkpoints import ALL, Copy, load
 from tests.stages.conftest import edit_manifest, forge, make_block
 
 
-def test_the_text_is_cut_to_the_context() -> None:
+def test_the_probe_text_is_cut_to_the_context() -> None:
     for context, cut in ((4, b"abcd"), (100, b"abcdef")):
         manifest = Manifest("ar", Architecture(context_length=context), (), probe_text="abcdef")
         assert probe_tokens(manifest).tolist() == [list(cut)]
 
 
-def test_a_blocks_losses(partition: NoisePartition) -> None:
+def test_the_losses_of_a_block_are_cross_entropies(partition: NoisePartition) -> None:
     block = make_block()
     known = torch.tensor([*PROBE_TEXT.encode()])[None, :96]
     measures = probe_block(block, partition, known)
@@ -78,7 +78,7 @@ def test_weights_in_the_wrong_place_are_refused(checkpoint: Copy, name: str, par
 
 @ALL
 @pytest.mark.parametrize("change", [0.05, -0.05, 1e300])
-def test_a_recorded_loss_that_is_not_met(checkpoint: Copy, name: str, change: float) -> None:
+def test_weights_that_miss_the_recorded_loss_are_refused(checkpoint: Copy, name: str, change: float) -> None:
     directory = checkpoint(name)
     probe = read_manifest(directory).parts[1].probe
     for measure, value in probe.items():
@@ -90,7 +90,7 @@ def test_a_recorded_loss_that_is_not_met(checkpoint: Copy, name: str, change: fl
 
 
 @ALL
-def test_a_gate_without_measures_lets_nothing_through(checkpoint: Copy, name: str) -> None:
+def test_a_part_without_recorded_losses_is_refused(checkpoint: Copy, name: str) -> None:
     directory = checkpoint(name)
     edit_manifest(directory, lambda record: record["parts"][0].update(probe={}))
     with pytest.raises(CheckpointError, match="recorded nan"):

@@ -1,4 +1,4 @@
-"""A store takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
+"""A store accepts the files that a release's manifests name, and nothing else."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
     intake.finish()
 
 
-def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest, monkeypatch) -> None:
+def test_a_host_stores_only_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest, monkeypatch) -> None:
     with monkeypatch.context() as small:
         small.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
         with pytest.raises(ServiceError, match="9 free, and 67108864 must stay free; free some"):
@@ -58,7 +58,7 @@ def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManife
     assert not list(store.directory.glob(".coming*"))
 
 
-def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
+def test_stored_files_are_not_requested_again(store: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
     fill(store.begin(contents, of_block_1), contents)
     assert not store.begin(contents, of_block_1).missing
     mixed = ReleaseManifest(
@@ -79,7 +79,7 @@ def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: R
     again.finish()
 
 
-def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
+def test_a_file_not_requested_is_refused(store: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
     intake = store.begin(contents, of_block_1)
     for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
         with pytest.raises(CheckpointError, match="was not requested"):
@@ -103,12 +103,12 @@ def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest,
         ({"chain": bytes(2 << 20)}, "a manifest or frontier has 2097152 bytes"),
     ],
 )
-def test_what_cannot_be_a_release(store: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
+def test_an_invalid_release_is_refused(store: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         store.begin(ReleaseManifest(manifests), of_block_1)
 
 
-def test_a_release_takes_the_place_of_its_damaged_self(store: ReleaseStore, contents: ReleaseManifest) -> None:
+def test_a_damaged_release_is_repaired(store: ReleaseStore, contents: ReleaseManifest) -> None:
     fill(store.begin(contents, of_block_1), contents)
     place = store.path(contents.name)
     (spoilt,) = (place / "ar").glob("stage-1-*")
@@ -120,7 +120,7 @@ def test_a_release_takes_the_place_of_its_damaged_self(store: ReleaseStore, cont
     assert len(list(place.rglob("*.safetensors"))) == 2
 
 
-def test_everything_is_on_the_disk_before_it_is_in_its_place(
+def test_a_release_is_synced_before_it_is_in_its_place(
     store: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
@@ -132,7 +132,7 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     assert {*synced} == due | {intake.incoming, store.directory}
 
 
-def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: ReleaseManifest) -> None:
+def test_unused_releases_are_removed(store: ReleaseStore, contents: ReleaseManifest) -> None:
     used, *others = [f"{i:016x}" for i in range(MAX_STORED + 1)]
     for name in (used, *others):
         (store.directory / name).mkdir()
@@ -149,7 +149,7 @@ def test_a_store_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) 
         ReleaseStore(tmp_path / "open")
 
 
-def test_a_store_is_one_process_s(store: ReleaseStore, tmp_path: Path) -> None:
+def test_a_store_belongs_to_one_process(store: ReleaseStore, tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="another process is using the release store"):
         ReleaseStore(store.directory)
     store.close()

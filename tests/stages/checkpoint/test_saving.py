@@ -54,7 +54,7 @@ def test_a_manifest_that_cannot_be_written_leaves_no_orphan(directory: Path, blo
     assert files(directory) == before
 
 
-def test_what_a_killed_process_left_is_cleared_away(checkpoint: Copy) -> None:
+def test_files_of_a_killed_process_are_removed(checkpoint: Copy) -> None:
     directory = checkpoint("chain")
     others = files(directory).keys() - {part_file(directory, 0).name}
     of_another = "block-10-0123456789ab.safetensors"

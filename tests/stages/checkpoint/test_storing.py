@@ -1,4 +1,4 @@
-"""Releases that are stored on a stage server, loaded and dropped: what it answers when that cannot be."""
+"""Releases that are stored on a stage server, loaded and dropped, and its errors."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -46,11 +46,11 @@ def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.int8, torch.uint8])
-def test_what_safetensors_wrote_comes_back(file: Path, kind: torch.dtype) -> None:
+def test_a_safetensors_file_is_read_as_it_was_written(file: Path, kind: torch.dtype) -> None:
     expected = {name: (10 * tensor.abs()).to(kind) for name, tensor in TENSORS.items()}
     save_file(expected, file)
     tensors = read(file, types=dict.fromkeys(TENSORS, kind))
-    file.unlink()  # of a file that is mapped, pages stay there to be read again
+    file.unlink()  # pages of a mapped file stay on the disk, to be read again
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
 
@@ -67,7 +67,7 @@ def test_every_flipped_bit_is_found(file: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
-def test_a_file_that_is_cut_off(file: Path, keep: int) -> None:
+def test_a_truncated_file_is_refused(file: Path, keep: int) -> None:
     raw = file.read_bytes()
     file.write_bytes(raw[:keep])
     with pytest.raises(CheckpointError, match=f"has {len(raw[:keep])} bytes, but its manifest says {len(raw)}"):
@@ -83,20 +83,20 @@ def test_a_file_that_is_cut_off(file: Path, keep: int) -> None:
         ({"b": (5,)}, r"tensor a.weight has shape \(3, 4\), but the manifest lists no such tensor"),
     ],
 )
-def test_other_tensors(file: Path, shapes: Shapes, reason: str) -> None:
+def test_tensors_that_do_not_match_the_manifest_are_refused(file: Path, shapes: Shapes, reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason):
         read(file, shapes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32, torch.uint8])
-def test_other_number_formats(file: Path, dtype: torch.dtype) -> None:
+def test_unsupported_number_formats_are_refused(file: Path, dtype: torch.dtype) -> None:
     save_file({name: tensor.to(dtype) for name, tensor in TENSORS.items()}, file)
     with pytest.raises(CheckpointError, match="it must be F32 or F16"):
         read(file)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite(file: Path, number: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(file: Path, number: float) -> None:
     tensors = {name: tensor.clone() for name, tensor in TENSORS.items()}
     tensors["c"][0, 1, 2] = number
     save_file(tensors, file)
@@ -119,14 +119,14 @@ LAYOUTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("what", LAYOUTS)
-def test_a_header_that_lies(file: Path, what: str) -> None:
+def test_a_header_that_contradicts_the_file_is_refused(file: Path, what: str) -> None:
     change, reason = LAYOUTS[what]
     with pytest.raises(CheckpointError, match=reason):
         read(with_header(file, change))
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{", b"7", b"[" * 50_000, b"\xff"])
-def test_a_header_that_is_none(file: Path, text: bytes) -> None:
+def test_an_invalid_header_is_refused(file: Path, text: bytes) -> None:
     file.write_bytes(struct.pack("<Q", len(text)) + text)
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         read(file)

@@ -35,7 +35,7 @@ def cut(hop: stage_pb2.Hop, rows: int = ROWS) -> list[stage_pb2.Hop]:
     return step_hops(hop, BYTES, rows=rows)
 
 
-# Where they are cut
+# Batch boundaries
 @given(
     count=st.integers(1, MAX_CANDIDATES),
     length=st.integers(1, 400),
@@ -93,7 +93,7 @@ def test_results_of_batches_are_joined() -> None:
     assert [(t.host, t.compute_ms, t.received_bytes) for t in event.timings] == [("h", 3, 20), ("i", 3, 20)]
 
 
-# What hosts do with them
+# Batches on hosts
 async def scores(host: Host, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event:
     send(host, *hops)
     events = [await event_of(host) for _ in range(results_of(hops))]
@@ -116,7 +116,7 @@ async def test_batches_give_the_scores_of_one_hop(whole: Parts, rows: int) -> No
         assert near(one, several)
         (passage,) = several.timings
         assert passage.received_bytes == sum(hop.ByteSize() for hop in hops), "those of prefills are in it"
-        # the next step goes on as if nothing had been cut
+        # the next step continues as after one hop
         follow = {"number": 1, "start": len(LONG_PROMPT), "clean": b"and so"}
         after = [
             await scores(host, hops)
@@ -140,7 +140,7 @@ async def test_a_repeated_or_early_batch_is_refused(whole: Parts) -> None:
             host.accept(third, 1)
 
 
-async def test_a_session_cannot_begin_with_a_later_batch(whole: Parts) -> None:
+async def test_a_session_cannot_start_with_a_later_batch(whole: Parts) -> None:
     async with open_host(whole) as host:
         with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
             host.accept(cut(scoring(whole.plan.models["ar"].digest))[-1], 1)
@@ -161,7 +161,7 @@ async def test_the_bytes_of_hops_under_way_are_bounded(whole: Parts) -> None:
         host._go()
         assert [(await event_of(host)).scores.batch for _ in range(2)] == [0, 1]
         assert host.admission.queued_bytes == 0
-        host.accept(third, 3 * size)  # what is alone is as large as a message may be
+        host.accept(third, 3 * size)  # a single one is as large as a message may be
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are in flight"):
             host.accept(scoring(digest, "b"), 1)
 

@@ -1,4 +1,4 @@
-"""Scores and verdicts along hosts: what they say is what the whole model says of the same bytes, without a cache."""
+"""Scores and verdicts along hosts equal those of the whole model for the same bytes, without a cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -67,11 +67,11 @@ def test_depths_are_in_order(depths: list[int], right: bool) -> None:
     assert are_depths(depths) is right
 
 
-def test_the_first_branch_ends_where_another_begins() -> None:
+def test_the_first_branch_ends_where_another_starts() -> None:
     assert [first_branch(depths) for depths in ([], [0], [0, 1, 2], [0, 1, 1, 2], [0, 0, 1])] == [0, 1, 3, 2, 1]
 
 
-# What a stage computes
+# One stage
 def stage_of(family: str) -> ArStage | LlamaStage:
     if family != "bytes":
         return random_stages(OPTIONS.get(family, TINY))[0]
@@ -116,7 +116,7 @@ def test_a_tree_is_computed_like_its_branches_alone(stage, depths, seed: int, be
         assert all(map(torch.equal, kept.stored(), wanted.stored()))
 
 
-# What comes out of a ring
+# A whole ring
 @pytest.fixture(scope="module")
 def line_of(bundles: Path) -> Any:
     hosts = [load_parts(plan_host(bundles / "scored", span)) for span in ((0,), (1, 2))]

@@ -132,7 +132,7 @@ def test_the_draft_is_as_long_as_pays(model: WholeModel) -> None:
     assert counts[0] < counts[2] <= 64
 
 
-# What is drafted ahead
+# Drafting ahead
 
 
 def drafted(near: Drafter, state: DraftState, known: Tokens, most: int = 4, branches: int = 1) -> Draft:

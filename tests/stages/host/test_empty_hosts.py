@@ -1,4 +1,4 @@
-"""Hosts that are started without a checkpoint get a stage, serve it, and have it still when they are started anew."""
+"""Hosts that are started without a checkpoint get a stage, serve it, and keep it after a restart."""
 
 import asyncio
 import contextlib
@@ -112,7 +112,7 @@ def test_an_interrupted_transfer_resumes_within_the_file(
         with contextlib.suppress(OSError):
             while data := await reader.read(4096):
                 if counted and passed[0] < CUT_BYTES <= passed[0] + len(data):
-                    # what is on its way is lost with the connection
+                    # bytes on their way are lost with the connection
                     await eventually(lambda: sum(path.stat().st_size for path in store.glob(coming)) >= CUT_BYTES / 2)
                     for path in store.glob(coming) if spoilt else ():
                         path.write_bytes(bytes(path.stat().st_size))
@@ -135,7 +135,7 @@ def test_an_interrupted_transfer_resumes_within_the_file(
         sizes = [path.stat().st_size for path in (store / contents.name).rglob("*.safetensors")]
         assert len(sizes) == 2
         assert sum(sizes) > CUT_BYTES
-        assert sent >= sum(sizes) + spoilt * CUT_BYTES / 2, "with what was sent again"
+        assert sent >= sum(sizes) + spoilt * CUT_BYTES / 2, "with the bytes that were sent again"
         assert (passed[0] > sum(sizes) + CUT_BYTES * 3 / 4) == spoilt
 
     with empty_host(host, store):

@@ -1,4 +1,4 @@
-"""Hops that fail in an engine, and those that nobody waits for: they harm no other."""
+"""Hops that fail in an engine, and abandoned ones: they harm no other."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def names_of(failed: Iterable[tuple[str, StatusError]], code: grpc.StatusCode) -
 
 @pytest.mark.parametrize("guilty", [None, "one"])
 def test_hops_whose_pass_fails_are_computed_one_by_one(parts: Parts, guilty: str | None) -> None:
-    """Block 1 fails for two together; and where it fails for one of them alone, for nobody else."""
+    """Block 1 fails for two together, and for one of them alone."""
     makes = {"one": sweeps, "two": lambda: sweeps(seed=1), "later": sweeps, "step": lambda: steps(count=9)}
     expected = {name: alone(parts, make()) for name, make in makes.items()}
     engine = Paced(parts)
@@ -48,7 +48,7 @@ def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: 
 
 @pytest.mark.parametrize("step", ["begin", "next_op", "complete"])
 @pytest.mark.parametrize(("error", "code"), [(RuntimeError("boom"), "INTERNAL"), (invalid("no"), "INVALID_ARGUMENT")])
-def test_a_hop_that_cannot_begin_or_continue_fails_alone(
+def test_a_hop_that_cannot_start_or_continue_fails_alone(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, code: str
 ) -> None:
     engine = Paced(parts)

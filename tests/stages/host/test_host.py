@@ -36,7 +36,7 @@ async def test_a_full_queue_refuses_hops(parts: Parts) -> None:
         assert (counters.queued, counters.queue_limit, counters.refused, counters.sessions) == (2, 2, 1, 2)
 
 
-async def test_hops_that_wait_for_others_begin_with_them(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hops_that_wait_for_others_start_with_them(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_host(parts, working=False) as host:
         begun, waits_s = list[int](), iter([PATIENCE_S, 2 * PATIENCE_S, 0.0, 0.0])
         monkeypatch.setattr(host.scheduler, "go", lambda: begun.append(len(host.scheduler)) or [])
@@ -114,7 +114,7 @@ async def test_a_session_is_released_while_it_is_computed(parts: Parts, block: i
 
 
 async def test_a_later_hop_cannot_claim_more_than_its_session_holds(parts: Parts) -> None:
-    """Its own message says 500 positions; the caches have 40."""
+    """Its own message has 500 positions; the caches have 40."""
 
     async with open_host(parts) as host:
         send(host, hop(host))

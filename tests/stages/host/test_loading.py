@@ -87,7 +87,7 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
         await loader.load(names["other"], [names["own"]])
         assert held(host) == [names["own"], names["other"]]
         middle = ar_of(host)
-        with pytest.raises(StatusError, match="the request is for the checkpoint"):  # of another's weights
+        with pytest.raises(StatusError, match="the request is for the checkpoint"):  # with another's weights
             await outcome(host, step(middle, "other", other.text))
         assert {await text(host, middle, "m"), await text(host, old, "o")} > {whole}
         put_release(loader.require_store(), bundles / "scored")

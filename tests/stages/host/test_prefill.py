@@ -32,7 +32,7 @@ def lengths(read: stage_pb2.Read) -> list[int]:
     return read_lengths(TOKENS.count(read.clean), read.reads)
 
 
-# Where it is cut
+# Chunk boundaries
 @given(st.data())
 def test_chunks_are_read_like_the_whole_prompt(data: st.DataObject) -> None:
     known, draft = data.draw(st.integers(1, 6000)), data.draw(st.sampled_from([0, 0, 1, 60]))
@@ -75,7 +75,7 @@ def test_a_tree_is_one_read(known: int, tree: int) -> None:
     assert lengths[-1] >= tree
 
 
-# What a host does with them
+# Chunks on a host
 def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
     return prefill_hops(opening(parts.plan.models["ar"].digest, session, **fields), Vocabulary(256))
 
@@ -176,7 +176,7 @@ def test_a_chunk_is_forwarded_before_the_next_one_arrives(chain, whole: Parts) -
     cut = pieces(whole, "cut")
     for number, hop in enumerate(cut, start=1):
         first.push(hop)
-        until(lambda number=number: handed_on("cut", number))  # and the host was told of no other piece
+        until(lambda number=number: handed_on("cut", number))  # and the host got no other chunk
     steps = handed_on("cut", len(cut))
     assert [(type(work), work.stage, work.start) for work in steps] == [
         (type(work_of(hop)), 1, work_of(hop).start) for hop in cut

@@ -1,4 +1,4 @@
-"""Prefix memory on one host: what is kept of a text, who finds it, and that a text that goes on from it is the same."""
+"""The prefix cache of one host: cached chunks, lookups, and equal texts after a cached prefix."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,15 +23,15 @@ from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import KEY, event_of, open_host, send
 
 MINE, YOURS = b"m" * 16, b"y" * 16
-FIRST = LONG_PROMPT[:300]  # nine whole pieces
+FIRST = LONG_PROMPT[:300]  # nine whole chunks
 SECOND = FIRST + LONG_PROMPT[:130]
-PIECE_BYTES = 3 * 2 * ATTEND_POSITIONS * 32 * 4 + 8 * ATTEND_POSITIONS  # of three parts of one layer
+PIECE_BYTES = 3 * 2 * ATTEND_POSITIONS * 32 * 4 + 8 * ATTEND_POSITIONS  # for three parts of one layer
 
 
 def hops_of(
     parts: Parts, session: str, clean: bytes, space: bytes = MINE, kept: int = 0, **fields: Any
 ) -> list[stage_pb2.Hop]:
-    """A step as a router sends it, which goes on from `kept` pieces."""
+    """A step as a router sends it, which continues after `kept` chunks."""
     hop = opening(parts.plan.models["ar"].digest, session, clean=clean, **fields)
     if space:
         hop.memory.CopyFrom(stage_pb2.Memory(space=space, hosts=["own/1"], vouchers=voucher(KEY, session, space, [])))
@@ -62,7 +62,7 @@ async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> li
         ({"clean": SECOND[:330]}, 1),
         ({"clean": SECOND[:289]}, 1),
     ],
-    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "a part of one", "one token more"],
+    ids=["text", "int8", "drafts", "a tree", "scores", "whole chunks", "a part of one", "one token more"],
 )
 async def test_a_text_after_a_cached_prefix_is_the_text_without_the_cache(
     whole: Parts, fields: dict[str, Any], results: int
@@ -133,7 +133,7 @@ async def test_only_whole_chunks_of_a_prompt_are_cached(whole: Parts) -> None:
         await written(host, hops_of(whole, "answer", LONG_PROMPT[:300], prompt=100))
         await host.end(["short", "answer"])
         assert host.prefixes.bytes == 7 * PIECE_BYTES
-        # nor without a space, nor where nobody says that the request has ended
+        # nor without a namespace, nor before the request has ended
         await written(host, hops_of(whole, "spaceless", LONG_PROMPT[:384], space=b""))
         await host.end(["spaceless"])
         await written(host, hops_of(whole, "lost", LONG_PROMPT[:384]))
@@ -281,7 +281,7 @@ async def test_a_prefix_without_a_valid_voucher_is_neither_cached_nor_found(whol
         for session, pieces in (("2", 0), ("3", 6)):
             hops = hops_of(whole, session, SECOND, kept=pieces)
             memory = hops[0].memory
-            if forged == "session":  # what another session was given
+            if forged == "session":  # chunks of another session
                 memory.vouchers = voucher(KEY, "1", MINE, [])
             elif forged == "space":
                 memory.space = YOURS

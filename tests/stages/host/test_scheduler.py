@@ -32,7 +32,7 @@ def test_hops_that_arrive_together_share_every_pass(parts: Parts) -> None:
         assert watched(parts, i).counts("read") == [5]
 
 
-def test_a_hop_joins_at_the_next_pass_and_shares_a_part_with_those_at_other_noise_levels(parts: Parts) -> None:
+def test_a_hop_joins_the_next_pass_with_hops_at_other_noise_levels(parts: Parts) -> None:
     engine = Paced(parts)
     engine.begin("early", sweeps())
     engine.begin("late", sweeps(seed=1), at=2)

@@ -1,4 +1,4 @@
-"""A stage server over gRPC: health, readiness, and what it says of itself and its neighbours."""
+"""A stage server over gRPC: health, readiness, and its description of itself and its neighbours."""
 
 import re
 import threading

@@ -17,7 +17,7 @@ from tests.conftest import NAMES, refused, until
 from tests.stages.raw_client import Peer, peer, sweep
 
 
-def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: str) -> None:
+def test_an_unknown_router_must_subscribe(alone: Peer, digest: str, name: str) -> None:
     request = sweep(digest, name)
     request.router = "somebody"
     error = alone.refusal(request)

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from stages.checkpoint.manifest import Manifest
 from stages.importing.importing import ImportSettings, import_model
-from tests.stages.importing.published import learnt
+from tests.stages.importing.published import fitted
 
 
 @pytest.fixture(scope="session")
 def weights() -> dict[str, Tensor]:
-    return learnt()
+    return fitted()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def letters() -> list[str]:
     return [*vocabulary, *(token["content"] for token in tokenizer["added_tokens"])]
 
 
-def learnt(architecture: LlamaArchitecture = SHAPE, steps: int = 110) -> dict[str, Tensor]:
+def fitted(architecture: LlamaArchitecture = SHAPE, steps: int = 110) -> dict[str, Tensor]:
     """Weights that know the probe text by heart, by the importer's names. A second or two."""
     torch.manual_seed(0)
     stage = LlamaStage(architecture, 0)
@@ -97,8 +97,8 @@ def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchite
     return directory
 
 
-def letters_said() -> dict[str, Any]:
-    """What a GGUF file says of the tiny tokenizer, by the ends of the writer's methods."""
+def letters_metadata() -> dict[str, Any]:
+    """Metadata of the tiny tokenizer in a GGUF file, by the ends of the writer's methods."""
     said = {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": letters()}
     said |= {"token_types": [1] * 256 + [3] * 44, "token_merges": [], "eos_token_id": 257}
     return said | {"chat_template": "{{ messages }}"}
@@ -117,7 +117,7 @@ def random_blocks(name: str, shape: tuple[int, int], kind: Any) -> Any:
 
 
 def describe(writer: Any, a: LlamaArchitecture, said: Mapping[str, Any]) -> None:
-    """Sizes, as GGUF names them, and what else the file says: a method's argument, or all of them in a tuple."""
+    """Sizes, as GGUF names them, and the file's other metadata: a method's argument, or all of them in a tuple."""
     sizes = {"block_count": a.total_layers, "context_length": a.positions, "embedding_length": a.width}
     sizes |= {"feed_forward_length": a.mlp_width, "head_count": a.heads, "head_count_kv": a.kv_heads}
     sizes |= {"key_length": a.head_dim, "layer_norm_rms_eps": a.norm_epsilon, "rope_freq_base": a.rope_theta}
@@ -160,7 +160,7 @@ def write_gguf(
         return gguf.quantize(tensor.numpy(), quantisation), quantisation
 
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=max_tensors)
-    describe(writer, a, letters_said() if said is None else said)
+    describe(writer, a, letters_metadata() if said is None else said)
     for name in tensors:
         numbers, kind = stored(name)
         writer.add_tensor_info(gguf_name(name), numbers.shape, numbers.dtype, numbers.nbytes, raw_dtype=kind)

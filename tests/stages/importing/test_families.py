@@ -25,7 +25,7 @@ from stages.importing.source import expected_shapes
 from stages.model.architecture import LinearScaling, LlamaArchitecture
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
-from tests.stages.importing.published import describe, letters_said
+from tests.stages.importing.published import describe, letters_metadata
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
@@ -94,7 +94,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"expert_count": 4, "expert_used_count": 2, "sliding_window": 20},
     ),
 }
-# Of which a GGUF file says nothing: llama.cpp knows it of the published models.
+# A GGUF file does not hold these: llama.cpp knows them for the published models.
 UNSAID = ("llama 3 scaling", "attention bias", "qwen 2, window", "qwen 3, window", "gemma 2, query scale")
 POSITIONS, WRITTEN = 60, 8
 
@@ -106,7 +106,7 @@ class Made:
     model: Any
     folder: Path
     out: Path
-    said: dict[str, Any] | None  # in a GGUF file, beyond the usual; None where that says too little
+    said: dict[str, Any] | None  # in a GGUF file, beyond the usual; None if that is too little
 
     def runners(self) -> list[StageRunner]:
         """Its stages as a host runs them."""
@@ -156,7 +156,7 @@ def logits(runners: list[StageRunner], caches: list[list[LayerCache]], pieces: l
 
 
 @torch.inference_mode()
-def test_it_computes_what_transformers_computes(made: Made) -> None:
+def test_an_imported_model_computes_the_logits_of_transformers(made: Made) -> None:
     """Logits beyond the window, of a prompt in pieces, and greedy tokens."""
     tokens, runners = torch.randint(300, (POSITIONS,)), made.runners()
     found = logits(runners, made.caches(POSITIONS), list(tokens.split([30, 20, 7, 1, 1, 1])))
@@ -172,7 +172,7 @@ def test_it_computes_what_transformers_computes(made: Made) -> None:
 
 
 @torch.inference_mode()
-def test_company_changes_no_bit(made: Made) -> None:
+def test_imported_models_are_batch_invariant(made: Made) -> None:
     runners = made.runners()
     x = [torch.randint(300, (count,)) for count in (40, 3, 17)]
     together, alone = ([made.caches(44) for _ in x] for _ in range(2))
@@ -185,7 +185,7 @@ def test_company_changes_no_bit(made: Made) -> None:
         x = [each[-1:].argmax(1) for each in found]
 
 
-def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None:
+def test_a_gguf_file_holds_the_same_model(made: Made, tmp_path: Path) -> None:
     if made.said is None:
         pytest.skip("a GGUF file says nothing of these options")
     one, other = open_source(made.folder), open_source(write_gguf(tmp_path / "model.gguf", made.folder, made.said))
@@ -217,7 +217,7 @@ MIXTURE |= {"moe_intermediate_size": 8}
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "attention to later tokens"),
     ],
 )
-def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_an_unsupported_model_is_refused_with_advice(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "architectures": ["Qwen3ForCausalLM"], **changes}))
     with pytest.raises(CheckpointError, match=re.escape(sentence)):
         open_source(tmp_path)
@@ -230,7 +230,7 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
         ("qwen2", True, "'qwen2' as a mixture of experts is not supported in GGUF; supported: qwen3moe, llama"),
     ],
 )
-def test_a_gguf_file_of_no_known_family(name: object, is_mixture: bool, sentence: str) -> None:
+def test_a_gguf_file_of_an_unknown_family_is_refused(name: object, is_mixture: bool, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         gguf_family(name, is_mixture)
 
@@ -263,7 +263,7 @@ PUBLISHED: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_configuration_is_read_as_transformers_reads_it(transformers: Any, name: str) -> None:
+def test_a_published_configuration_is_read_like_transformers(transformers: Any, name: str) -> None:
     kind = name.removesuffix("ForCausalLM")
     said, family = json.loads(PUBLISHED[name]), family_named(name)
     config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**said)
@@ -279,7 +279,7 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
     writer = gguf.GGUFWriter(path, name)
     if isinstance(a.rope_scaling, LinearScaling):
         said = {**said, "rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": a.rope_scaling.factor}
-    describe(writer, a, {**letters_said(), **said})
+    describe(writer, a, {**letters_metadata(), **said})
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
     names = gguf.get_tensor_name_map(arch, a.total_layers)
     for theirs, tensor in stacked(load_file(folder / "model.safetensors")).items():

@@ -1,4 +1,4 @@
-"""Weights of 4 bits: taken over as a GGUF file has them, served in company as alone, and small."""
+"""Weights of 4 bits: imported as a GGUF file has them, batch-invariant, and small."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ from stages.model.few_bits import GroupedLinear, Int8Linear, QuantLinear, quanti
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
 from tests.stages.importing.large import write_large
-from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
+from tests.stages.importing.published import SHAPE, fitted, taken_apart, write_folder, write_gguf
 
 WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
 LONG = replace(WIDE, width=256, head_dim=64, mlp_width=512)  # and of Q4_K, whole super-blocks
@@ -41,7 +41,7 @@ KINDS = ("Q4_0", "Q4_1")
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    return learnt(WIDE)
+    return fitted(WIDE)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def runners(directory: Path) -> list[StageRunner]:
 
 @torch.inference_mode()
 def served_loss(directory: Path) -> float:
-    """Of the probe text, as hosts compute it."""
+    """The loss of the probe text, as hosts compute it."""
     x = known = probe_tokens(read_manifest(directory))[0]
     served = runners(directory)
     for stage, runner in zip(stages(directory), served, strict=True):
@@ -78,7 +78,7 @@ def served_loss(directory: Path) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_of_4_bits_is_taken_over_as_it_is(made: dict[str, Path], kind: str) -> None:
+def test_a_4_bit_file_is_imported_without_requantizing(made: dict[str, Path], kind: str) -> None:
     whole, small = stages(made[f"{kind} float32"]), stages(made[f"{kind} q4"])
     for expected, found in zip(whole, small, strict=True):
         modules = {name: module for name, module in found.named_modules() if isinstance(module, QuantLinear)}
@@ -89,12 +89,12 @@ def test_a_file_of_4_bits_is_taken_over_as_it_is(made: dict[str, Path], kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: str) -> None:
+def test_hosts_with_4_bit_weights_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: str) -> None:
     losses = served_loss(made[f"{kind} float32"]), served_loss(made[f"{kind} q4"])
     assert abs(losses[0] - losses[1]) < 0.02
 
 
-def test_a_host_takes_the_matrices_of_a_stage_over(made: dict[str, Path]) -> None:
+def test_a_host_frees_the_matrices_of_the_loaded_stage(made: dict[str, Path]) -> None:
     stage = stages(made["Q4_1 q4"])[1]
     packed_stage(stage)
     assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, GroupedLinear))
@@ -138,13 +138,13 @@ def test_8_bits_take_a_quarter_and_lose_almost_nothing(
         runners(tmp_path / "q8")
 
 
-def test_what_was_rounded_to_8_bits_has_the_same_codes_again() -> None:
+def test_rounding_8_bit_weights_again_gives_the_same_codes() -> None:
     linear = Int8Linear(96, 48, bias=False)
     linear.load_state_dict(rounded(torch.randn(48, 96, generator=torch.Generator().manual_seed(0))))
     assert all(torch.equal(each, getattr(linear, name)) for name, each in rounded(linear.dense(slice(None))).items())
 
 
-def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
+def test_a_drafter_is_imported_if_its_tokens_match(
     weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, other = (write_folder(tmp_path / name, weights, WIDE) for name in ("model", "other"))
@@ -160,7 +160,7 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
         out = tmp_path / (f"{'with' if stored else 'without'} {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
         assert main(command) == (0 if stored else 2)
-        assert out.exists() == bool(stored), "what cannot be is refused before the model is read"
+        assert out.exists() == bool(stored), "a wrong drafter is refused before the model is read"
         if stored:
             plans = [plan_host(out, (block,)) for block in range(2)]
             assert [plan.draft_model for plan in plans] == [out / "local"] * 2
@@ -179,7 +179,7 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     assert "301 of tokenizer" in said
 
 
-def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
+def test_the_default_drafter_is_the_largest_copy_that_fits_the_last_host(
     weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, last = write_folder(tmp_path / "model", weights, WIDE), stage_cost(WIDE, 1, first=False, last=True)
@@ -197,7 +197,7 @@ def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
     assert missing in capsys.readouterr().err
 
 
-def test_a_group_of_weights_has_less_error_than_its_range_in_equal_steps() -> None:
+def test_quantized_groups_have_less_error_than_equal_steps() -> None:
     weight = torch.randn(300, 96, generator=torch.Generator().manual_seed(0))  # more rows than are fitted at once
     weight[5] = 0.25
     weight[6] = 60_000 + weight[6].sign()  # far from zero, near each other
@@ -212,13 +212,15 @@ def test_a_group_of_weights_has_less_error_than_its_range_in_equal_steps() -> No
     steps = ((groups - low) / (high - low).clamp(min=1e-9) * 15).round() * (high - low) / 15 + low
     least = (steps - groups).square().sum(2)
     errors = (found.unflatten(1, (-1, GROUP)) - groups).square().sum(2)
-    kept = torch.arange(300) != 6  # whose offsets float16 rounds by 16
+    kept = torch.arange(300) != 6  # float16 rounds its offsets by 16
     assert (errors <= least * 1.02 + 1e-6)[kept].all()
     assert errors[8:].sum() < 0.85 * least[8:].sum()
     assert (found[6] - weight[6]).abs().max() <= 16
 
 
-def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_imported_in_4_bits(
+    weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = write_folder(tmp_path / "model", weights, WIDE), tmp_path / "out"
     assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--weights", "q4"]) == 0
     assert "with 4-bit weights" in capsys.readouterr().out
@@ -235,7 +237,7 @@ def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
-def test_what_fewer_bits_do_not_hold_is_refused(weights: dict[str, Tensor], tmp_path: Path, kind: Weights) -> None:
+def test_values_too_large_for_fewer_bits_are_refused(weights: dict[str, Tensor], tmp_path: Path, kind: Weights) -> None:
     huge = {**weights, "layers.1.up.weight": weights["layers.1.up.weight"] * 1e8}
     source = write_folder(tmp_path / "huge", huge, WIDE)
     with pytest.raises(CheckpointError, match=r"up_proj.weight holds values (beyond 65504|that 4 bits with scales)"):
@@ -259,13 +261,11 @@ def whole_blocks(path: Path, matrices: str | Callable[[str], str], a: Any = LONG
         (lambda name: "F32" if name.endswith("v.weight") else "Q4_K", "float32"),
     ],
 )
-def test_layers_keep_the_bits_of_a_rounded_file(
-    matrices: str | Callable[[str], str], usual: Weights, tmp_path: Path
-) -> None:
+def test_layers_keep_the_bits_of_the_file(matrices: str | Callable[[str], str], usual: Weights, tmp_path: Path) -> None:
     assert whole_blocks(tmp_path / "model.gguf", matrices).usual_weights() == usual
 
 
-def test_a_file_in_q4_k_is_taken_over_but_for_the_rounding_of_float16(tmp_path: Path) -> None:
+def test_a_q4_k_file_is_imported_up_to_float16_rounding(tmp_path: Path) -> None:
     source = whole_blocks(tmp_path / "model.gguf", "Q4_K")
     assert source.wide_matrices() == ()
     for name in (name for name, shape in source.shapes().items() if is_matrix(name, shape)):
@@ -279,7 +279,7 @@ def test_a_file_in_q4_k_is_taken_over_but_for_the_rounding_of_float16(tmp_path: 
         assert (errors.abs().amax(2) <= largest * 2**-10).all(), name
 
 
-def test_an_embedding_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedding_is_read_in_slices_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32 it may be larger than a stage in 4 bits: memory holds a layer's matrix, or less."""
     a, read, sizes = replace(LONG, vocabulary=1000), GgufSource.read, []
 
@@ -294,7 +294,7 @@ def test_an_embedding_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: p
     assert max(sizes) == a.mlp_width * a.width
 
 
-def test_matrices_of_more_bits_have_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_matrices_with_more_than_4_bits_are_stored_in_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kinds = {"layers.1.v": "Q6_K", "layers.1.mlp_out": "Q6_K", "layers.0.v": "Q5_K", "layers.0.mlp_out": "Q8_0"}
     path = tmp_path / "model.gguf"
     whole_blocks(path, lambda name: kinds.get(name.removesuffix(".weight"), "Q4_K"))

@@ -1,4 +1,4 @@
-"""Weights that load, and are not what they should be: each break is refused, with its cause."""
+"""Weights that load, but are mapped wrongly: each error is refused, with its cause."""
 
 import math
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def whole(weights: Weights) -> Weights:
     ],
     ids=["heads", "theta", "scaling", "epsilon", "tied", "exchanged", "transposed", "one tensor"],
 )
-def test_each_break_is_refused_with_its_cause(
+def test_mis_mapped_weights_are_refused_with_the_cause(
     imported: Any, weights: Weights, tmp_path: Path, damage: Break, config: dict[str, Any], cause: str
 ) -> None:
     folder = write_folder(tmp_path / "model", damage(weights), **config)
@@ -78,7 +78,7 @@ def test_a_gguf_file_without_its_permutation_is_refused(imported: Any, weights: 
         imported(path)
 
 
-def test_random_weights_are_refused_unless_said_to_be(imported: Any, weights: Weights, tmp_path: Path) -> None:
+def test_random_weights_are_refused_unless_declared_untrained(imported: Any, weights: Weights, tmp_path: Path) -> None:
     torch.manual_seed(0)
     random = {name: x if x.dim() == 1 else 0.02 * torch.randn(x.shape) for name, x in weights.items()}
     folder = write_folder(tmp_path / "model", random)

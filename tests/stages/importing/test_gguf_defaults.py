@@ -1,4 +1,4 @@
-"""A GGUF file that leaves something unsaid is read as llama.cpp's loader reads it, whatever its name, and in parts."""
+"""A GGUF file without some metadata is read as llama.cpp's loader reads it, whatever its name, and in parts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def tensors() -> dict[str, Tensor]:
 
 @pytest.fixture
 def source(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., Source]:
-    """A file of byte-level BPE that says little; `names` are those of tokens, `said` what it says of its tokenizer."""
+    """A file of byte-level BPE with little metadata; `names` are of tokens, `said` the metadata of its tokenizer."""
 
     def make(names: dict[int, str] | None = None, kinds: list[int] | None = KINDS, **said: Any) -> Source:
         spelled = [(names or {}).get(i, token) for i, token in enumerate(letters())]
@@ -55,7 +55,7 @@ def source(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., Source]:
         ({"tokenizer_pre": "qwen2", "add_bos_token": True}, True),
     ],
 )
-def test_a_text_begins_as_its_cutting_says(source: Callable[..., Source], said: dict[str, Any], begins: bool) -> None:
+def test_the_pre_tokenizer_decides_about_bos(source: Callable[..., Source], said: dict[str, Any], begins: bool) -> None:
     made = open_tokenizer(source(bos_token_id=256, **said).speech.tokenizer)
     assert made.encode("a").ids == [256, 64][not begins :]
 
@@ -69,7 +69,7 @@ EXPRESSIONS = (
 )
 
 
-def test_text_is_cut_as_before_there_was_a_field_for_it(source: Callable[..., Source]) -> None:
+def test_text_without_a_pre_tokenizer_field_is_split_by_the_old_rules(source: Callable[..., Source]) -> None:
     text = "It's 12345 (or 7)...  x=\ny ² море 🚢!?\n\n  end"
     expected = [text]
     for expression in EXPRESSIONS:
@@ -93,9 +93,7 @@ def test_text_is_cut_as_before_there_was_a_field_for_it(source: Callable[..., So
         ({"names": {290: "<EOT>"}, "kinds": PLAIN, "chat_template": "<EOT>"}, {290}),
     ],
 )
-def test_texts_end_as_in_llama_cpp_but_for_plain_text(
-    source: Callable[..., Source], said: dict[str, Any], ends: set[int]
-) -> None:
+def test_end_tokens_are_those_of_llama_cpp(source: Callable[..., Source], said: dict[str, Any], ends: set[int]) -> None:
     speech = source(**said).speech
     assert speech.ends.keys() == ends
     made = open_tokenizer(speech.tokenizer)
@@ -128,13 +126,13 @@ def test_a_factor_alone_is_linear_scaling(source: Callable[..., Source], said: d
         ("gemma3", "rope.freq_base", 10000.0),
     ],
 )
-def test_what_an_architecture_leaves_unsaid(architecture: str, name: str, value: object) -> None:
+def test_missing_metadata_has_the_default_of_the_architecture(architecture: str, name: str, value: object) -> None:
     silent = GgufSource.__new__(GgufSource)
     silent._name, silent._fields = architecture, {}
     assert silent._metadata_value(name, None) == value
 
 
-def test_templates_have_names(source: Callable[..., Source]) -> None:
+def test_named_chat_templates_are_read(source: Callable[..., Source]) -> None:
     named = [{"name": name, "template": name} for name in ("default", "tool_use", "rag")]
     speech = source(chat_template=(named,)).speech
     assert (speech.chat_template, speech.tool_template) == ("default", "tool_use")
@@ -145,11 +143,11 @@ def test_templates_have_names(source: Callable[..., Source]) -> None:
 
 
 @pytest.mark.parametrize("name", ["MODEL.GGUF", "0f3a"])
-def test_a_file_is_known_by_its_beginning(tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
+def test_a_gguf_file_is_recognized_by_its_content(tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
     assert open_source(write_gguf(tmp_path / name, tensors)).architecture == SHAPE
 
 
-def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+def test_a_model_in_several_files_is_read(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     whole = open_source(write_gguf(tmp_path / "whole.gguf", tensors))
     write_gguf(tmp_path / "model.gguf", tensors, max_tensors=15)
     parts = sorted(tmp_path.glob("model-*.gguf"))

@@ -1,4 +1,4 @@
-"""GGUF files that say what is not so: each ends in a sentence, and at once."""
+"""GGUF files with false metadata: each is refused in a sentence, and at once."""
 
 import struct
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from stages.errors import CheckpointError
-from tests.stages.importing.published import letters_said, write_gguf
+from tests.stages.importing.published import letters_metadata, write_gguf
 
 KINDS = b"tokenizer.ggml.token_type"
 """Followed by the type of the field (array), that of its elements and their count."""
@@ -30,7 +30,7 @@ def put(path: Path, before: bytes, skipped: int, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.9, 0.999])
-def test_a_file_that_was_cut_off(imported: Any, file: Path, share: float) -> None:
+def test_a_truncated_file_is_refused(imported: Any, file: Path, share: float) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(CheckpointError, match=r"is damaged .it ends too soon.; fetch it again"):
@@ -38,7 +38,7 @@ def test_a_file_that_was_cut_off(imported: Any, file: Path, share: float) -> Non
 
 
 @pytest.mark.parametrize("element", [0, 9], ids=["bytes", "arrays"])
-def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, element: int) -> None:
+def test_an_array_count_beyond_the_file_is_refused(imported: Any, file: Path, element: int) -> None:
     put(file, KINDS, 4, struct.pack("<IQ", element, 1 << 62))
     with pytest.raises(CheckpointError, match=r"is damaged .an array has 4611686018427387904 elements; the limit is 4"):
         imported(file)
@@ -51,8 +51,10 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
             imported(file)
 
 
-def test_what_is_not_read(imported, file: Path, weights: Weights, tmp_path, monkeypatch) -> None:
-    rotated = write_gguf(tmp_path / "rotated.gguf", weights, said={**letters_said(), "rope_dimension_count": 6})
+def test_rotation_of_a_part_and_damage_are_refused(
+    imported, file: Path, weights: Weights, tmp_path, monkeypatch
+) -> None:
+    rotated = write_gguf(tmp_path / "rotated.gguf", weights, said={**letters_metadata(), "rope_dimension_count": 6})
     with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
         imported(rotated)
     (file.parent / "tokenizer.json").write_bytes(b"\xff")

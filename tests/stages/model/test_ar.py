@@ -11,7 +11,7 @@ from tests.stages.conftest import make_ar
 
 
 @pytest.mark.parametrize(("parts", "layers"), [(1, 4), (2, 2), (4, 1)])
-def test_the_cut_does_not_change_the_model(parts: int, layers: int) -> None:
+def test_splitting_into_stages_does_not_change_the_model(parts: int, layers: int) -> None:
     """Layers of any cut, put one after another, are the same weights in the same order."""
     whole, cut = make_ar(parts=1, layers=4), make_ar(parts=parts, layers=layers)
     flat = [layer for stage in whole.stages for layer in stage.layers]

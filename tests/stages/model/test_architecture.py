@@ -11,7 +11,7 @@ from stages.model.architecture import Architecture
 
 @pytest.mark.parametrize("name", ["parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, None, (1 << 20) + 1])
-def test_a_size_must_be_a_sensible_whole_number(name: str, value: object) -> None:
+def test_a_size_must_be_a_whole_number_within_bounds(name: str, value: object) -> None:
     with pytest.raises(ShapeError, match=name):
         Architecture(**{name: value})
 
@@ -22,7 +22,7 @@ def test_heads_must_divide_the_width_into_rotary_pairs(width: int, heads: int) -
         Architecture(width=width, heads=heads)
 
 
-def test_context_is_the_text() -> None:
+def test_only_the_context_own_is_accepted() -> None:
     record = {**asdict(Architecture()), "context": "chained"}
     with pytest.raises(ShapeError, match="context must be 'own', not 'chained'"):
         read_architecture(record)

@@ -30,7 +30,7 @@ def trained_path(block: Block, known: Tensor, z: Tensor, estimate: Tensor, sigma
 
 
 # The clean stream
-def test_a_batch_is_its_sequences() -> None:
+def test_a_batch_gives_the_results_of_its_sequences() -> None:
     block, known = make_block(), text(3)
     z, estimate, sigma = random(3, 8, 8), random(3, 8, 8, seed=2), torch.tensor([[0.3], [1.0], [5.0]])
     features, memory = block.read(known)
@@ -44,7 +44,7 @@ def test_a_batch_is_its_sequences() -> None:
 
 # Noisy slots
 @pytest.mark.parametrize(("chunk", "which"), [(1, 30), (8, 3), (16, 1), (48, 0)])
-def test_serving_computes_what_was_trained(chunk: int, which: int) -> None:
+def test_serving_computes_the_logits_of_training(chunk: int, which: int) -> None:
     """A chunk after a cached prefix, against the masked two-stream pass over the whole window."""
     block, known = make_block(1), text()
     z, estimate = random(1, LENGTH, 8), 0.3 * random(1, LENGTH, 8, seed=2)
@@ -61,7 +61,7 @@ def test_serving_computes_what_was_trained(chunk: int, which: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 20])
-def test_slots_see_earlier_bytes_and_their_own_chunk_only(chunk: int) -> None:
+def test_slots_attend_to_earlier_bytes_and_their_own_chunk_only(chunk: int) -> None:
     block, known = make_block(), text()
     z, estimate, sigma = random(1, LENGTH, 8), torch.zeros(1, LENGTH, 8), torch.ones(1, LENGTH)
     index = ChunkLayout(LENGTH, chunk).indices()
@@ -79,7 +79,7 @@ def test_slots_see_earlier_bytes_and_their_own_chunk_only(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.15, 0.5, 2.0, 10.0])
-def test_without_a_word_from_the_layers_the_block_is_bayes_rule(sigma: float) -> None:
+def test_without_output_of_the_layers_the_block_is_bayes_rule(sigma: float) -> None:
     """p(byte | z) of a uniform prior is proportional to exp(-|z - code|^2 / 2 sigma^2)."""
     block = make_block()
     torch.nn.init.zeros_(block.noisy_head.weight)
@@ -103,7 +103,7 @@ def filled(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False).eval()
 
 
-def test_the_meaning_of_weights_is_frozen() -> None:
+def test_the_function_of_the_weights_is_frozen() -> None:
     """A change here makes every checkpoint that was ever trained mean something else."""
     a = Architecture(parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8)
     block, stage = filled(Block(a, 1, Codes(0, 8))), filled(ArModel(a))
@@ -121,8 +121,8 @@ FROZEN_DENOISE = [-0.03125, -1.83545, 2.45164, -0.86456, -0.62947]
 FROZEN_AR = [0.6681, -0.41517, -0.8372, -0.20594, -1.06859]
 
 
-# What a block holds
-def test_a_fresh_block_knows_nothing_and_ignores_the_noise_level() -> None:
+# The tensors of a block
+def test_an_untrained_block_is_nearly_uniform_and_ignores_the_noise_level() -> None:
     torch.manual_seed(0)
     block = Block(Architecture(width=32, heads=2, code_dim=8, condition_dim=16), 0, Codes(0, 8)).requires_grad_(False)
     x, memory = block.read(text())

@@ -1,4 +1,4 @@
-"""State codecs: what is lost, what it costs, and what is refused."""
+"""State codecs: errors, sizes, and refused payloads."""
 
 import struct
 
@@ -42,7 +42,7 @@ def test_fp32_is_exact(matrix: Tensor) -> None:
 
 @SCALED
 @given(matrix=matrices())
-def test_no_number_is_off_by_more_than_half_a_step(codec: Int8 | Int4, matrix: Tensor) -> None:
+def test_the_error_is_at_most_half_a_step(codec: Int8 | Int4, matrix: Tensor) -> None:
     largest = matrix.abs().amax(dim=1, keepdim=True).double() if matrix.numel() else matrix.double()
     step = largest / codec.levels
     error = (codec.round_trip(matrix, LIMIT).double() - matrix.double()).abs()
@@ -50,7 +50,7 @@ def test_no_number_is_off_by_more_than_half_a_step(codec: Int8 | Int4, matrix: T
 
 
 @given(matrices())
-def test_the_largest_of_a_hidden_row_are_exact_and_the_rest_has_a_scale_of_its_own(matrix: Tensor) -> None:
+def test_the_largest_values_of_a_hidden_row_are_exact(matrix: Tensor) -> None:
     apart = min(HiddenInt8.APART, matrix.shape[1])
     magnitudes = matrix.abs().double().sort(dim=1, descending=True).values
     error = (HIDDEN_INT8.round_trip(matrix, LIMIT).double() - matrix.double()).abs()
@@ -63,7 +63,7 @@ def test_the_largest_of_a_hidden_row_are_exact_and_the_rest_has_a_scale_of_its_o
 
 
 @given(matrices(), st.data())
-def test_a_hidden_row_travels_alike_whatever_is_beside_it(matrix: Tensor, data: st.DataObject) -> None:
+def test_a_hidden_row_is_encoded_independently_of_other_rows(matrix: Tensor, data: st.DataObject) -> None:
     row = data.draw(st.integers(0, max(len(matrix) - 1, 0)))
     alone = HIDDEN_INT8.round_trip(matrix[row : row + 1], LIMIT)
     assert torch.equal(HIDDEN_INT8.round_trip(matrix, LIMIT)[row : row + 1], alone)
@@ -81,7 +81,7 @@ def test_int4_packs_the_low_nibble_first() -> None:
     assert payload == struct.pack("<f", 1.0) + bytes([15 | 1 << 4, 9 | 8 << 4])
 
 
-def test_a_hidden_row_is_its_largest_numbers_their_places_and_the_rest() -> None:
+def test_a_hidden_row_is_encoded_as_largest_values_places_and_rest() -> None:
     payload = HIDDEN_INT8.encode(torch.tensor([[900.0, 127.0, -800.0, 0.0, 700.0, -1.0, -600.0]]))
     values, places = struct.pack("<4f", 900, -800, 700, -600), struct.pack("<4H", 0, 2, 4, 6)
     assert payload == values + places + struct.pack("<f7b", 1.0, 0, 127, 0, 0, 0, -1, 0)
@@ -113,7 +113,7 @@ def test_a_wrong_length_is_refused_with_both_lengths(codec: StateCodec, change: 
 
 @SCALED
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1e-3, -float("inf"), 3e38, 2.1])
-def test_bad_scales_are_refused(codec: Int8 | Int4, scale: float) -> None:
+def test_invalid_scales_are_refused(codec: Int8 | Int4, scale: float) -> None:
     payload = bytearray(codec.encode(torch.ones(3, 5)))
     payload[4:8] = struct.pack("<f", scale)
     with pytest.raises(CodecError, match="scales"):
@@ -129,7 +129,7 @@ def test_integers_beyond_the_levels_are_refused(codec: Int8 | Int4) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 2.5])
-def test_bad_numbers_are_refused(number: float) -> None:
+def test_numbers_that_are_not_finite_or_too_large_are_refused(number: float) -> None:
     matrix = torch.zeros(3, 5)
     matrix[1, 2] = number
     codec = codec_named("fp32")
@@ -140,7 +140,7 @@ def test_bad_numbers_are_refused(number: float) -> None:
 @pytest.mark.parametrize("codec", [Int8(), Int4(), HIDDEN_INT8], ids=lambda codec: type(codec).__name__)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_states_that_are_not_finite_do_not_get_through(codec: StateCodec, number: float) -> None:
+def test_states_that_are_not_finite_are_refused(codec: StateCodec, number: float) -> None:
     matrix = torch.zeros(2, 4)
     matrix[0, 3] = number
     with pytest.raises(CodecError):

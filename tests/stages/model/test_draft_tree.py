@@ -1,4 +1,4 @@
-"""How many guesses pay, and which are the likeliest."""
+"""The best length of a draft, and its likeliest tokens."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ rounds = st.lists(
 )
 
 
-def learnt(booked: list[tuple[int, int, float, float]]) -> DraftLength:
+def fitted(booked: list[tuple[int, int, float, float]]) -> DraftLength:
     worth = DraftLength(SweepTime())
     for drafted, accepted, draft_ms, trip_ms in booked:
         worth.sweeps.learn(drafted, trip_ms)
@@ -23,10 +23,10 @@ def learnt(booked: list[tuple[int, int, float, float]]) -> DraftLength:
 
 
 @given(rounds)
-def test_the_best_length_is_the_one_with_the_most_tokens_for_its_time(
+def test_the_best_draft_length_gives_the_most_tokens_per_time(
     booked: list[tuple[int, int, float, float]],
 ) -> None:
-    worth = learnt(booked)
+    worth = fitted(booked)
     assert 0 <= worth.acceptance <= 1
     a = min(worth.acceptance, 0.99)
 
@@ -38,24 +38,24 @@ def test_the_best_length_is_the_one_with_the_most_tokens_for_its_time(
     assert tokens_per_ms(best) == pytest.approx(max(map(tokens_per_ms, range(1, MAX_DRAFT + 1))))
 
 
-def test_more_is_guessed_where_guesses_are_right_and_sweeps_long() -> None:
+def test_drafts_grow_with_acceptance_and_the_time_of_a_sweep() -> None:
     def after(accepted: int, draft_ms: float, trip_ms: float) -> int:
-        return learnt([(8, accepted, 8 * draft_ms, trip_ms)] * 300).length()
+        return fitted([(8, accepted, 8 * draft_ms, trip_ms)] * 300).length()
 
     assert after(8, 1.0, 2000.0) == MAX_DRAFT
     assert after(0, 8.0, 10.0) == 1
     assert after(4, 8.0, 10.0) < after(4, 8.0, 200.0) < after(7, 8.0, 200.0)
 
 
-def test_only_places_that_were_reached_count() -> None:
-    """Behind the first wrong guess nothing is known."""
+def test_only_reached_draft_tokens_count_toward_acceptance() -> None:
+    """Nothing is known behind the first rejected token."""
     booked = [(10, 3, 1.0, 10.0)] * 1000
-    assert learnt(booked).acceptance == pytest.approx(3 / 4)
-    assert learnt(booked + [(3, 3, 1.0, 10.0)] * 1000).acceptance == pytest.approx(1.0)
-    assert learnt([*booked, (0, 0, 0.0, 10.0)]).acceptance == learnt(booked).acceptance
+    assert fitted(booked).acceptance == pytest.approx(3 / 4)
+    assert fitted(booked + [(3, 3, 1.0, 10.0)] * 1000).acceptance == pytest.approx(1.0)
+    assert fitted([*booked, (0, 0, 0.0, 10.0)]).acceptance == fitted(booked).acceptance
 
 
-def test_what_hosts_take_for_a_guess_is_learnt_from_sweeps_of_all_lengths() -> None:
+def test_the_time_of_a_draft_token_is_estimated_from_all_sweeps() -> None:
     sweeps = SweepTime()
     for i in range(400):
         count = (1, 4, 16, 9)[i % 4]
@@ -65,27 +65,27 @@ def test_what_hosts_take_for_a_guess_is_learnt_from_sweeps_of_all_lengths() -> N
     assert sweeps.ms(32) == pytest.approx(460, rel=0.1)
 
 
-def test_a_level_more_is_drafted_while_it_may_bring_more_than_it_takes() -> None:
-    worth = learnt([(8, 6, 8 * 10.0, 200.0)] * 300)
+def test_another_level_is_drafted_while_it_is_worth_its_time() -> None:
+    worth = fitted([(8, 6, 8 * 10.0, 200.0)] * 300)
     assert worth.another_level([0.9, 0.8], 0.8, 20.0)
     assert not worth.another_level([0.9, 0.05], 0.05, 20.0)
-    dear = learnt([(8, 6, 8 * 200.0, 200.0)] * 300)
+    dear = fitted([(8, 6, 8 * 200.0, 200.0)] * 300)
     assert not dear.another_level([0.9, 0.6], 0.6, 400.0)
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5, 2.0])
-def test_how_sure_a_drafter_may_be_is_learnt(scale: float) -> None:
-    """Of sums that differ from its own by Gumbel numbers of a scale, it is told how many of its guesses stood."""
-    rng, worth, learnt_scales = np.random.default_rng(0), DraftLength(SweepTime()), list[float]()
+def test_the_noise_of_a_drafter_is_estimated_from_accepted_tokens(scale: float) -> None:
+    """The model's sums differ from the drafter's by Gumbel noise of a scale; accepted tokens reveal the scale."""
+    rng, worth, scales = np.random.default_rng(0), DraftLength(SweepTime()), list[float]()
     for _ in range(400):
         sums = rng.gumbel(size=(8, 20))
         odds = np.exp((sums - sums.max(axis=1, keepdims=True)) / worth.noise)
         stands = (sums + scale * rng.gumbel(size=sums.shape)).argmax(axis=1) == sums.argmax(axis=1)
         accepted = int(stands.cumprod().sum())
         worth.learn(8, accepted, float((1 / odds.sum(axis=1))[: accepted + 1].sum()), 8, 8.0)
-        learnt_scales.append(worth.noise)
-    assert scale / 3 < learnt_scales[30] < scale * 3
-    assert np.mean(learnt_scales[200:]) == pytest.approx(scale, rel=0.25)
+        scales.append(worth.noise)
+    assert scale / 3 < scales[30] < scale * 3
+    assert np.mean(scales[200:]) == pytest.approx(scale, rel=0.25)
 
 
 growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1, max_size=20)
@@ -93,7 +93,7 @@ growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1
 
 @settings(max_examples=60)
 @given(growths, st.integers(1, 25))
-def test_the_likeliest_guesses_are_a_tree_in_order(nodes: list[tuple[int, float]], count: int) -> None:
+def test_the_likeliest_draft_tokens_form_a_tree_in_order(nodes: list[tuple[int, float]], count: int) -> None:
     growth = Growth()
     for at, (above, probs) in enumerate(nodes):
         growth.above.append(min(above, at) - 1)

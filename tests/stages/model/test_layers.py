@@ -40,7 +40,7 @@ def test_rotation_turns_each_pair_by_position_times_frequency() -> None:
 
 # The clean stream
 @pytest.mark.parametrize("sizes", [[24], [1] * 24, [5, 1, 1, 10, 7], [23, 1], [1, 23]])
-def test_cached_is_the_same_as_uncached(layer: Layer, sizes: list[int]) -> None:
+def test_a_cache_does_not_change_the_output(layer: Layer, sizes: list[int]) -> None:
     x, table = random(2, 24, WIDTH), rotary_table(24, HEAD_DIM)
     whole, keys, values = layer.clean(x, table)
     empty = torch.full((2, HEADS, 30, HEAD_DIM), math.nan)

@@ -1,4 +1,4 @@
-"""Checkpoints of pretrained models: what the manifest says of them, and the gate."""
+"""Checkpoints of pretrained models: the manifest, and the gate."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def change(directory: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", [TINY, *OPTIONS.values()], ids=["plain", *OPTIONS])
-def test_it_comes_back_as_it_was(tmp_path: Path, architecture: LlamaArchitecture) -> None:
+def test_a_saved_model_is_loaded_unchanged(tmp_path: Path, architecture: LlamaArchitecture) -> None:
     saved = write_tiny(tmp_path, architecture)
     manifest = read_manifest(tmp_path)
     assert manifest.architecture == architecture
@@ -45,7 +45,7 @@ def test_it_comes_back_as_it_was(tmp_path: Path, architecture: LlamaArchitecture
     assert "tokens" in describe(tmp_path)
 
 
-def test_a_lone_stage_with_a_tied_head_stores_one_matrix(tmp_path: Path) -> None:
+def test_a_single_stage_with_a_tied_head_stores_one_matrix(tmp_path: Path) -> None:
     for parts, layers in (("one", (3,)), ("two", (2, 1))):
         write_tiny(tmp_path / parts, replace(TINY, layers=layers, tied_head=True))
     one, two = (read_manifest(tmp_path / parts).parts for parts in ("one", "two"))
@@ -57,8 +57,8 @@ def test_a_lone_stage_with_a_tied_head_stores_one_matrix(tmp_path: Path) -> None
     assert all(check.ok for check in verify(tmp_path / "one"))
 
 
-def test_options_that_are_not_used_are_not_written(directory: Path) -> None:
-    """So that what was written before there were options keeps its digest."""
+def test_unused_options_are_not_written(directory: Path) -> None:
+    """Checkpoints from before there were options keep their digest."""
     names = "layers width heads kv_heads head_dim mlp_width positions vocabulary norm_epsilon rope_theta rope_scaling"
     written = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
     assert written.keys() == {*names.split(), "tied_head", "attention_bias", "family"}
@@ -82,14 +82,14 @@ def test_options_that_are_not_used_are_not_written(directory: Path) -> None:
         ({"rope_scaling": {"factor": 0}}, "rope_scaling: factor must be a number from 0.01 to 10000, not 0"),
     ],
 )
-def test_options_that_cannot_be(directory: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_option_is_refused(directory: Path, changes: dict[str, Any], sentence: str) -> None:
     record = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
     change(directory, architecture=record | changes)
     with pytest.raises(CheckpointError, match=sentence):
         read_manifest(directory)
 
 
-def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:
+def test_the_digest_depends_on_the_tokenizer(directory: Path) -> None:
     before = read_manifest(directory).digest()
     change(directory, files={"tokenizer.json": "0" * 64})
     assert read_manifest(directory).digest() != before
@@ -107,13 +107,13 @@ def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:
         ({"kind": "chain"}, "not a chain of blocks"),
     ],
 )
-def test_a_manifest_that_contradicts_itself(directory: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_a_contradictory_manifest_is_refused(directory: Path, changes: dict[str, Any], sentence: str) -> None:
     change(directory, **changes)
     with pytest.raises(CheckpointError, match=sentence):
         read_manifest(directory)
 
 
-def test_weights_that_mean_something_else_are_refused(directory: Path) -> None:
+def test_weights_of_another_architecture_are_refused_by_the_probe(directory: Path) -> None:
     """The architecture's numbers that no shape betrays."""
     record = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
     for name, value in (("rope_theta", 100.0), ("norm_epsilon", 0.1)):
@@ -123,6 +123,6 @@ def test_weights_that_mean_something_else_are_refused(directory: Path) -> None:
                 load(directory, 0)
 
 
-def test_what_serves_is_measured(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlamaStage, "read", None)  # of a large stage the module takes seconds
+def test_the_probe_measures_the_served_runner(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaStage, "read", None)  # the module of a large stage takes seconds
     assert [load_runner(directory, i, packed_stage).reader.kv_heads for i in range(2)] == [2, 2]

@@ -22,7 +22,7 @@ def prior_cdf(sigma: float, mean: float = -1.2, std: float = 1.2) -> float:
     return (1 + math.erf((math.log(sigma) - mean) / std / math.sqrt(2))) / 2
 
 
-def test_the_papers_partition_in_numbers() -> None:
+def test_the_partition_of_the_paper() -> None:
     """P_mean -1.2, P_std 1.2, [0.002, 80], B = 3: the prior's terciles lie at exp(-1.2 +- 1.2 * 0.4307)."""
     upper, lower = equal_probability(3, 0.002, 80.0).boundaries[1:3]
     assert (upper, lower) == pytest.approx((0.505, 0.180), abs=0.001)
@@ -107,6 +107,6 @@ def test_widening_adds_a_share_of_the_log_width_on_both_sides(ends, blocks: int,
         (equal_entropy, (2, [1.0, 2.0], [1.0, math.nan]), "rises with sigma"),
     ],
 )
-def test_what_cannot_be_a_partition(make: Callable[..., NoisePartition], parts: Any, reason: str) -> None:
+def test_an_invalid_partition_is_refused(make: Callable[..., NoisePartition], parts: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make(*parts)

@@ -128,7 +128,7 @@ def test_codes_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "nats"), [(0.3, 4.4), (0.5, 2.0), (0.7, 0.95), (1.0, 0.52), (2.0, 0.12)])
-def test_what_a_noisy_state_tells_about_its_byte(sigma: float, nats: float) -> None:
+def test_the_mutual_information_of_a_noisy_state_and_its_byte(sigma: float, nats: float) -> None:
     """Mutual information of z and y for uniform bytes, by Monte Carlo: ln 256 less the mean posterior entropy."""
     table, draws = Codes(0, 32).table(), 12_000
     generator = torch.Generator().manual_seed(0)

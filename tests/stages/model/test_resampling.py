@@ -12,7 +12,7 @@ from tests.stages.statistics import probabilities
 
 
 @given(st.integers(0, 1000), st.sampled_from([3, BLOCK, BLOCK + 1, 5 * BLOCK - 7]), st.floats(1e-16, 1.0))
-def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, u: float) -> None:
+def test_the_drawn_token_is_where_the_cumulative_sum_reaches_u(seed: int, size: int, u: float) -> None:
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed)) * 3
     logits[:, seed % size] = -torch.inf
     tokens, probs = draw_tokens(logits, torch.full((4, 1), 1 / 0.8), torch.full((4, 1), u, dtype=torch.float64))
@@ -27,12 +27,12 @@ def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, 
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=20).filter(any), st.floats(1e-9, 1))
-def test_what_is_drawn_is_possible(probs: list[float], u: float) -> None:
+def test_a_drawn_token_has_a_positive_probability(probs: list[float], u: float) -> None:
     (index,) = draw(np.array([probs]), np.array([u]))
     assert probs[index] > 0
 
 
-def test_draws_have_the_probs() -> None:
+def test_draws_have_the_given_probabilities() -> None:
     probs = np.array([0.5, 0.0, 1.5])
     u = (np.arange(1000) + 1) / 1000
     drawn = draw(np.tile(probs, (1000, 1)), u)
@@ -47,8 +47,8 @@ def test_a_weight_is_p_over_q() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5, 16])
-def test_the_bound_holds_for_what_is_drawn(count: int) -> None:
-    """Of six texts: the law of the draw is nearer to p than the bound, and the weights estimate the bound."""
+def test_the_distance_bound_holds(count: int) -> None:
+    """For six texts: the law of the draw is nearer to p than the bound, and the weights estimate the bound."""
     rng = np.random.default_rng(count)
     q, p = rng.dirichlet(np.ones(6)), rng.dirichlet(np.full(6, 0.8))
     law, bounds, trials = np.zeros(6), [], 4_000

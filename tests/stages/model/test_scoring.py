@@ -1,4 +1,4 @@
-"""Scores: what they say about given bytes is what the model's probabilities say."""
+"""Scores of given bytes are the model's log-probabilities."""
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ def random_logits(rows: int, seed: int = 0, scale: float = 3.0) -> Tensor:
 
 
 @given(rows=st.integers(1, 5), seed=st.integers(0, 99), temperature=temperatures)
-def test_they_are_the_log_softmax(rows: int, seed: int, temperature: float) -> None:
+def test_scores_are_the_log_softmax(rows: int, seed: int, temperature: float) -> None:
     logits = random_logits(rows, seed)
     expected = (logits.double() / temperature).log_softmax(-1).numpy()
     assert np.allclose(log_probabilities(logits, temperature), expected, atol=1e-9)
 
 
-def test_at_temperature_nought_the_most_likely_byte_is_certain() -> None:
+def test_at_temperature_zero_the_most_likely_byte_has_probability_one() -> None:
     logits = random_logits(7)
     logits[3, 5] = logits[3].max()
     nats = log_probabilities(logits, 0.0)

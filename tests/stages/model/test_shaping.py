@@ -1,4 +1,4 @@
-"""What shapes a distribution, against the library whose names the settings have."""
+"""Filters, penalties and biases, against the library whose names the settings have."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def random_scores(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
     ids=str,
 )
 @pytest.mark.parametrize("vocabulary", [256, 5000])
-def test_filters_leave_what_those_of_transformers_leave(shaping: Shaping, vocabulary: int) -> None:
+def test_filters_match_those_of_transformers(shaping: Shaping, vocabulary: int) -> None:
     filters = [TopKLogitsWarper(shaping.top_k)] if shaping.top_k else []
     filters += [TopPLogitsWarper(shaping.top_p)] if shaping.top_p < 1 else []
     filters += [MinPLogitsWarper(shaping.min_p)] if shaping.min_p else []
@@ -47,20 +47,20 @@ def test_filters_leave_what_those_of_transformers_leave(shaping: Shaping, vocabu
     assert np.array_equal(shaping.filtered(scores.numpy()), expected.numpy())
 
 
-def test_of_equally_likely_tokens_the_lower_numbers_stay() -> None:
+def test_filters_keep_the_lower_of_equally_likely_tokens() -> None:
     scores = np.zeros((1, 9))
     scores[0, 4] = -1.0
     assert np.flatnonzero(np.isfinite(Shaping(top_k=6).filtered(scores)[0])).tolist() == [0, 1, 2, 3, 5, 6]
     assert np.flatnonzero(np.isfinite(Shaping(top_p=0.3).filtered(scores)[0])).tolist() == [0, 1, 2]
 
 
-def test_a_row_does_not_depend_on_its_company() -> None:
+def test_a_row_is_filtered_independently_of_other_rows() -> None:
     scores, shaping = random_scores(6, 300).numpy(), Shaping(top_k=20, top_p=0.9)
     alone = np.concatenate([shaping.filtered(scores[i : i + 1]) for i in range(6)])
     assert np.array_equal(alone, shaping.filtered(scores))
 
 
-def test_a_draw_is_among_what_is_left_and_the_same_if_it_would_have_been_drawn_anyway() -> None:
+def test_a_filter_changes_only_samples_that_it_excludes() -> None:
     logits, shaping = random_scores(200, 256), Shaping(top_k=8)
     plain, shaped = (sample_tokens(logits, 1.0, 5, 0, each) for each in (PLAIN, shaping))
     left = np.isfinite(shaping.filtered(logits.numpy()))
@@ -73,20 +73,20 @@ def test_a_draw_is_among_what_is_left_and_the_same_if_it_would_have_been_drawn_a
 # Penalties and biases
 
 
-def test_a_repetition_penalty_is_that_of_transformers() -> None:
+def test_the_repetition_penalty_matches_transformers() -> None:
     logits, known = random_scores(1, 300), np.array([5, 7, 7, 299, 0])
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.from_numpy(known)[None], logits.clone())
     assert torch.equal(Shaping(repetition_penalty=1.3, prompt=2).adjusted(logits, known), expected)
 
 
-def test_frequency_and_presence_count_what_was_written() -> None:
+def test_frequency_and_presence_penalties_count_written_tokens() -> None:
     logits, known = random_scores(1, 10), np.array([1, 2, 2, 2, 3, 3, 4])
     found = Shaping(frequency_penalty=0.5, presence_penalty=0.25, prompt=2).adjusted(logits, known) - logits
     assert found[0].tolist() == pytest.approx([0, 0, -1.25, -1.25, -0.75, 0, 0, 0, 0, 0])
     assert torch.equal(Shaping(presence_penalty=1, prompt=7).adjusted(logits, known), logits), "a prompt does not count"
 
 
-def test_biases_come_last_and_decide() -> None:
+def test_biases_are_applied_last() -> None:
     logits, known = random_scores(1, 10), np.array([1, 2, 3])
     shaping = Shaping(repetition_penalty=2.0, logit_bias={3: 100.0, int(logits.argmax()): -100.0})
     adjusted = shaping.adjusted(logits, known)

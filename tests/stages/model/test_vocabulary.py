@@ -17,7 +17,7 @@ def texts(draw: st.DrawFn) -> tuple[Vocabulary, list[int]]:
 
 
 @given(texts())
-def test_tokens_come_back(text: tuple[Vocabulary, list[int]]) -> None:
+def test_encoded_tokens_are_decoded_unchanged(text: tuple[Vocabulary, list[int]]) -> None:
     vocabulary, tokens = text
     data = vocabulary.encode(tokens)
     assert vocabulary.tokens(data) == tokens
@@ -32,7 +32,7 @@ def test_a_cut_is_a_slice(text: tuple[Vocabulary, list[int]], start: int, end: i
 
 
 @given(sizes, st.binary(max_size=41))
-def test_whatever_arrives_is_tokens_or_refused(size: int, data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(size: int, data: bytes) -> None:
     vocabulary = Vocabulary(size)
     try:
         tokens = vocabulary.tokens(data)

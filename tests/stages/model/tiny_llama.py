@@ -20,7 +20,7 @@ TINY = LlamaArchitecture(
 )
 """Each stage of another size, heads that are not the width, and grouped queries."""
 ONE = replace(TINY, layers=(2,), positions=64)
-# What families differ in, each in one stage.
+# Differences between families, each in one stage.
 OPTIONS: dict[str, LlamaArchitecture] = {
     "norm of each head": replace(ONE, qk_norm="head"),
     "norms after": replace(ONE, qk_norm="projection", norms="after"),
@@ -52,7 +52,7 @@ def tiny_tokenizer(vocabulary: int) -> str:
 
 
 def random_stages(architecture: LlamaArchitecture = TINY, seed: int = 0) -> list[LlamaStage]:
-    """Weights so large that every path through the model shows in what it says."""
+    """Weights so large that every path through the model shows in its output."""
     torch.manual_seed(seed)
     stages = [LlamaStage(architecture, i).eval().requires_grad_(False) for i in range(architecture.parts)]
     for stage in stages:

@@ -17,7 +17,7 @@ from stages.pictures.trajectory import PicturePiece
 from tests.stages.pictures.tiny import TINY, tiny_part
 
 LARGER = replace(TINY, height=32, width=32, channels=3, patch=4, features=48, heads=3, layers=2)
-# Of parts that read patches and have a head, read patches only, have neither, and have a head only.
+# Parts that read patches and have a head, read patches only, have neither, and have a head only.
 PARTS = [("chain", 1), ("steps", 0), ("steps", 1), ("steps", 2)]
 
 
@@ -29,7 +29,7 @@ def piece(part: PicturePart, pictures: int, sigma: float, seed: int = 0) -> Pict
 
 @pytest.mark.parametrize(("kind", "index"), PARTS)
 @pytest.mark.parametrize("architecture", [TINY, LARGER], ids=["tiny", "larger"])
-def test_a_runner_computes_what_the_part_does(architecture: Any, kind: Any, index: int) -> None:
+def test_a_runner_computes_the_output_of_the_part(architecture: Any, kind: Any, index: int) -> None:
     part = tiny_part(index, kind, architecture)
     given = piece(part, 5, 0.4)
     expected = part(given.x, torch.full((5,), 0.4), given.classes)
@@ -38,7 +38,7 @@ def test_a_runner_computes_what_the_part_does(architecture: Any, kind: Any, inde
 
 
 @pytest.mark.parametrize("architecture", [TINY, LARGER], ids=["tiny", "larger"])
-def test_a_picture_is_the_same_in_any_company(architecture: Any) -> None:
+def test_pictures_are_batch_invariant(architecture: Any) -> None:
     for kind, index in PARTS:
         runner = Backend().picture(part := tiny_part(index, kind, architecture))
         pieces = [piece(part, count, sigma, count) for count, sigma in ((1, 80.0), (40, 0.3), (2, 0.3), (7, 0.01))]
@@ -61,7 +61,7 @@ class Sociable(PictureRunner):
         return [x + 1e-6 * count for x in self.runner.evaluate(pieces)]
 
 
-def test_where_company_changes_a_picture_each_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_batch_invariance_each_picture_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
     part = tiny_part()
     sociable = Sociable(part)
     runner = checked(sociable, part)

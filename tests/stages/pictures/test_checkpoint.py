@@ -65,7 +65,7 @@ def test_a_block_of_another_architecture_is_refused(copied: Path, tmp_path: Path
         load_picture_part(copied / "chain", 1)
 
 
-def test_in_16_bits_it_is_another_checkpoint_that_loads(drawing: Path, tmp_path: Path) -> None:
+def test_a_16_bit_copy_is_another_checkpoint_that_loads(drawing: Path, tmp_path: Path) -> None:
     for folder in ("chain", "steps"):
         manifest = halve(drawing / folder, tmp_path / folder)
         assert manifest.digest() != read_manifest(drawing / folder).digest()
@@ -83,7 +83,7 @@ def test_a_bundle_of_pictures_is_inspected_and_released_like_one_of_text(drawing
     assert sorted(name.partition("/")[0] for name in files) == ["chain", "steps"]
 
 
-def test_pictures_beside_text_are_refused(drawing: Path, bundles: Path, tmp_path: Path) -> None:
+def test_a_bundle_of_pictures_and_text_is_refused(drawing: Path, bundles: Path, tmp_path: Path) -> None:
     (tmp_path / "chain").symlink_to(bundles / "own" / "chain")
     (tmp_path / "steps").symlink_to(drawing / "steps")
     with pytest.raises(CheckpointError, match="share a directory"):
@@ -121,7 +121,7 @@ BAD_STEPS = [
 
 
 @pytest.mark.parametrize(("folder", "bad"), [*(("chain", bad) for bad in BAD), *(("steps", bad) for bad in BAD_STEPS)])
-def test_a_manifest_with_a_bad_value_is_refused(copied: Path, folder: str, bad: tuple[Any, str]) -> None:
+def test_a_manifest_with_a_wrong_value_is_refused(copied: Path, folder: str, bad: tuple[Any, str]) -> None:
     edit_manifest(copied / folder, bad[0])
     with pytest.raises(CheckpointError, match=bad[1]):
         read_manifest(copied / folder)

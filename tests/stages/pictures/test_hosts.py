@@ -53,7 +53,7 @@ def unused(line: Line) -> bool:
 
 @KINDS
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_pixels_are_those_of_one_process_under_any_mapping(
+def test_any_split_gives_the_pixels_of_one_process(
     one: Line, two: Line, three: Line, name: str, kind: Any, codec: str
 ) -> None:
     expected = pixels_here(kind, codec=codec)
@@ -65,7 +65,7 @@ def test_pixels_are_those_of_one_process_under_any_mapping(
 
 
 @KINDS
-def test_a_picture_is_the_same_alone_and_in_company(three: Line, name: str, kind: Any) -> None:
+def test_pictures_drawn_together_are_those_drawn_alone(three: Line, name: str, kind: Any) -> None:
     plans = [
         replace(PLAN, seed=seed, classes=classes, levels=levels, solver=solver, guidance=guidance)
         for seed, classes, levels, solver, guidance in (
@@ -87,7 +87,7 @@ def test_a_picture_is_the_same_alone_and_in_company(three: Line, name: str, kind
     assert found[sessions[0]][64:] == found[sessions[2]], "the seed after the largest is 0"
 
 
-def test_previews_show_what_each_host_made(three: Line, two: Line, name: str) -> None:
+def test_previews_show_the_pixels_of_each_host(three: Line, two: Line, name: str) -> None:
     shown = [pixels.numpy().tobytes() for pixels in drawn_here("chain")]
     for line in (three, two):
         line.peers[0].push(line.hop("chain", name, previews=True))
@@ -99,7 +99,7 @@ def test_previews_show_what_each_host_made(three: Line, two: Line, name: str) ->
 
 
 @KINDS
-def test_hops_come_in_their_order(three: Line, name: str, kind: Any) -> None:
+def test_hops_out_of_order_are_refused(three: Line, name: str, kind: Any) -> None:
     first = three.peers[0]
     first.push(three.hop(kind, name, number=3))
     assert three.result(name).HasField("pictures")
@@ -114,7 +114,7 @@ def test_hops_come_in_their_order(three: Line, name: str, kind: Any) -> None:
     assert first.refusal(three.hop(kind, name)).code() is grpc.StatusCode.CANCELLED
 
 
-def test_text_is_not_asked_of_pictures_nor_pictures_of_text(one: Line, alone: Peer, name: str) -> None:
+def test_a_hop_for_the_other_kind_of_checkpoint_is_refused(one: Line, alone: Peer, name: str) -> None:
     error = one.peers[0].refusal(sweep(one.digests["chain"], name))
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "this checkpoint draws pictures: ask for pictures with `onesweep draw`" in error.details()
@@ -181,7 +181,7 @@ DENOISES = [
         *(("steps", *bad) for bad in DENOISES),
     ],
 )
-def test_a_bad_hop_is_refused_and_leaves_nothing(
+def test_a_wrong_hop_is_refused_and_leaves_no_session(
     three: Line, name: str, kind: Any, part: int, change: Callable[[Any], object], sentence: str
 ) -> None:
     hop = three.hop(kind, name)

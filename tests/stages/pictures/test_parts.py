@@ -23,14 +23,14 @@ from tests.stages.pictures.tiny import TINY, tiny_partition
 WIDE = replace(TINY, height=64, width=64, channels=3, patch=4, features=512)
 
 
-def test_a_model_that_is_held_already_is_not_read_again(drawing: Path) -> None:
+def test_a_loaded_model_is_not_read_again(drawing: Path) -> None:
     held = load_parts(plan_host(drawing, (1,)))
     assert (list(held.runners["chain"]), list(held.runners["steps"])) == ([1], [1])
     again = load_parts(plan_host(drawing, (1,)), held=[held])
     assert all(again.runners[kind][1] is held.runners[kind][1] for kind in ("chain", "steps"))
 
 
-def test_a_plan_has_the_models_that_are_there(drawing: Path) -> None:
+def test_a_plan_has_the_models_of_the_bundle(drawing: Path) -> None:
     assert plan_host(drawing, (0, 1, 2)).is_last
     assert list(plan_host(drawing / "steps", (0,)).models) == ["steps"]
     assert full_state_bytes(plan_host(drawing, (0,))) < full_state_bytes(plan_host(drawing / "steps", (0,)))

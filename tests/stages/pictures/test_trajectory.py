@@ -21,7 +21,7 @@ from stages.pictures.trajectory import (
 )
 from tests.stages.pictures.tiny import SIGMA_MAX, SIGMA_MIN, TINY, tiny_partition
 
-MEAN, DEVIATION = 0.2, 0.1  # of data that are one Gaussian, as the net sees them: within black and white
+MEAN, DEVIATION = 0.2, 0.1  # for data that are one Gaussian, as the net sees them: within black and white
 
 
 def ideal(piece: PicturePiece) -> Tensor:
@@ -90,7 +90,7 @@ def test_blocks_share_the_levels_and_meet_at_the_boundaries(levels: int) -> None
     assert all(high > low for each in sigmas for high, low in pairwise(each))
 
 
-def test_a_trajectory_goes_on_anywhere_from_what_travels() -> None:
+def test_a_trajectory_continues_at_any_level_from_its_state() -> None:
     plan, sigmas = DrawPlan(9, (0, 3), 6, "2m", 1.5), range_sigmas(SIGMA_MAX, SIGMA_MIN, 6)
     whole = Trajectory(TINY, plan, SIGMA_MAX, sigmas, is_last=True)
     estimate = before = None

@@ -45,7 +45,7 @@ def test_every_family_is_read_and_every_name_follows_the_conventions(counters: A
         assert all(len(labels) == len(family.labels) for labels in read[family.name])
 
 
-def test_links_that_are_gone_make_room() -> None:
+def test_closed_links_are_counted_together() -> None:
     figures = HostCounters()
     for port in range(2 * MAX_LINKS):
         figures.links.link(f"10.0.0.1:{port}").sent(1)
@@ -71,7 +71,7 @@ def scrape(families: Any, read: Callable[[], Any], loop: asyncio.AbstractEventLo
     return asyncio.run(main())
 
 
-def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
+def test_a_server_exports_host_and_process_metrics() -> None:
     figures = HostCounters()
     figures.refusals[exhausted("full", 1).code.name] += 1
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
@@ -89,7 +89,7 @@ def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
     assert "process_resident_memory_bytes" in text
 
 
-def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(monkeypatch, caplog, capfd) -> None:
+def test_a_busy_event_loop_fails_the_scrape_with_a_message(monkeypatch, caplog, capfd) -> None:
     monkeypatch.setattr(exposition, "READ_S", 0.1)
     idle = asyncio.new_event_loop()  # never runs what it is given
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -101,7 +101,7 @@ def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(monkeypatch, c
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
+async def test_a_silent_connection_is_closed(monkeypatch, capfd) -> None:
     monkeypatch.setattr(exposition._Handler, "timeout", 0.1)
 
     server = MetricsServer("127.0.0.1:0", [], dict, asyncio.get_running_loop())
@@ -121,7 +121,7 @@ async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
         ("0.0.0.0:9101", False, "--metrics 0.0.0.0:9101 could be read by anyone from other machines"),
     ],
 )
-def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str) -> None:
+def test_an_invalid_or_public_metrics_address_is_refused(address: str, insecure: bool, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
         Telemetry(ObservabilitySettings(metrics=address), insecure)
 
@@ -160,20 +160,20 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert "secret" not in caplog.text
 
 
-def test_the_next_step_keeps_the_name() -> None:
+def test_the_next_step_keeps_the_request_name() -> None:
     hop = stage_pb2.Hop(request="cafe")
     hop.read.sample.remaining = 2
     assert next_read(hop, b"x", BYTES, 0, Draft()).request == hop.request
 
 
 # Certificates
-def test_the_end_of_a_certificate_is_read_again_when_it_is_renewed(new_pki: Callable[[str], Any]) -> None:
+def test_the_expiry_of_a_renewed_certificate_is_read_again(new_pki: Callable[[str], Any]) -> None:
     pki = new_pki("own")
     tls = pki.issue("host", "paris")
     expiry = Expiry(tls)
     first = expiry.until_s()
     assert first == tls.read().certificate.until.timestamp()
-    pki.expire(tls)  # it is refused: the last that was right still tells when
+    pki.expire(tls)  # it is refused: the last valid one still counts
     assert expiry.until_s() == first
     renewed = pki.issue("host", "paris", force=True)
     assert expiry.until_s() == renewed.read().certificate.until.timestamp() >= first

@@ -13,7 +13,7 @@ def record(**more: object) -> logging.LogRecord:
     )
 
 
-def test_a_line_is_one_object_with_what_is_known() -> None:
+def test_a_json_line_is_one_object_with_the_known_fields() -> None:
     line = JsonLines("paris").format(record(request="cafe", session="", ms=1.5, other="not listed"))
     assert "\n" not in line
     entry = json.loads(line)

@@ -38,11 +38,11 @@ class Run:
         channel = open_channel(self.address, security=authority, options=name, metadata=token_metadata(secret))
         return channel, join_pb2_grpc.JoinServiceStub(channel)
 
-    async def enrol(self, directory: Path, secret: str, name: str, **told: int) -> join_pb2.EnrolResponse:
+    async def enrol(self, directory: Path, secret: str, name: str, **fields: int) -> join_pb2.EnrolResponse:
         directory.mkdir(mode=0o700, exist_ok=True)
         request = make_request(directory / "machine.key", name)
         asked = join_pb2.EnrolRequest(name=name, request=request, protocol=PROTOCOL, unix_s=int(time.time()))
-        for field, value in told.items():
+        for field, value in fields.items():
             setattr(asked, field, value)
         channel, stub = self.stub(secret)
         async with channel:
@@ -50,20 +50,20 @@ class Run:
 
 
 @asynccontextmanager
-async def running(directory: Path, **told: bool) -> AsyncIterator[Run]:
-    """A run with machines. told: of each by name, whether it tells where it can be dialled."""
+async def running(directory: Path, **reports: bool) -> AsyncIterator[Run]:
+    """A run with machines. reports: whether each, by name, reports its addresses."""
     said: list[str] = []
     rendezvous = Rendezvous(RunDirectory(directory / "run"), said.append)
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(rendezvous.serving("127.0.0.1:0"))
         run = Run(rendezvous, f"127.0.0.1:{port}", said, {})
-        for name, tells in told.items():
-            run.machines[name] = await stack.enter_async_context(attending(run, directory / name, name, tells))
+        for name, is_reporting in reports.items():
+            run.machines[name] = await stack.enter_async_context(attending(run, directory / name, name, is_reporting))
         yield run
 
 
 @asynccontextmanager
-async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncIterator[MachineLinks]:
+async def attending(run: Run, directory: Path, name: str, is_reporting: bool) -> AsyncIterator[MachineLinks]:
     _, secret = run.rendezvous.run.invitations.add(1, 1)
     joined = await run.enrol(directory, secret, name)
     (directory / "ca.pem").write_bytes(joined.authority)
@@ -72,8 +72,8 @@ async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncI
     server = new_server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthChecks(), server)
     port = bind(server, "127.0.0.1:0", Security(tls), mutual=True)
-    told = [f"127.0.0.1:{port}"] if tells else []
-    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), lambda: told)
+    addresses = [f"127.0.0.1:{port}"] if is_reporting else []
+    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), lambda: addresses)
     join_pb2_grpc.add_JoinServiceServicer_to_server(links.awaited, server)
     await server.start()
     attend = asyncio.create_task(links.attend())

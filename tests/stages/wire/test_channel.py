@@ -87,7 +87,9 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     port = bind(server := new_server(), "127.0.0.1:0")
     async with started(server):
         reader, _ = await asyncio.open_connection("127.0.0.1", port)
-        assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # of the handshake, or what comes first
+        assert b"timeout" in await asyncio.wait_for(
+            reader.read(), PATIENCE_S
+        )  # bytes of the handshake, or the first ones
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(OPENING)  # and never takes the server's settings
         assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
@@ -121,7 +123,7 @@ async def test_connections_over_the_limit_are_closed_and_all_pings_answered(
         for _ in range(20):
             writer.write(frame(PING, 0, 0, b"to and f") * 50)
             for _ in range(50):
-                await reader.readuntil(frame(PING, ACK, 0, b"to and f"))  # and none is told to go away
+                await reader.readuntil(frame(PING, ACK, 0, b"to and f"))  # and none gets a GOAWAY
 
 
 async def test_a_server_checks_its_connections_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,7 @@ async def test_the_oldest_connections_without_a_call_are_closed_first() -> None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(OPENING)
                 await reader.readexactly(9)  # it has a place
-                silent.append((reader, writer))  # a writer that nobody holds closes its connection
+                silent.append((reader, writer))  # a writer without a reference closes its connection
                 await room.make_room(port)
                 for gone, _ in silent[:-2]:
                     await gone.read()  # to its end

@@ -1,4 +1,4 @@
-"""Health over real sockets: one client that reads nothing holds up nobody, and no process from its end."""
+"""Health over real sockets: a client that reads nothing delays no other and no exit."""
 
 import asyncio
 import socket

@@ -187,7 +187,7 @@ async def test_the_next_hop_after_a_broken_stream_opens_a_new_one(how: str) -> N
 
 
 async def test_an_expired_hop_is_not_sent() -> None:
-    """Nobody listens yet, so that the stream cannot open before the first hop is late."""
+    """No server listens yet, so that the stream cannot open before the first hop is late."""
     async with relay_to(take) as (service, relay):
         server = new_server()
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)

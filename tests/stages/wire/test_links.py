@@ -21,7 +21,7 @@ from stages.wire.tls import Security
 from tests.conftest import PATIENCE_S, eventually, refused
 from tests.stages.wire.conftest import reach, running
 
-MIN_HELD = 4 << 20  # of a connection that goes over a relay, in kernels and machines that read at once
+MIN_HELD = 4 << 20  # buffered by a connection over a relay, in kernels and machines that read at once
 
 
 async def test_each_kind_of_link_reaches_its_machine(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_the_proxy_refuses_other_processes(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         shown = base64.b64encode(user.encode()).decode()
         writer.write(f"{line}\r\nProxy-Authorization: Basic {shown}\r\n\r\n".encode())
-        with contextlib.suppress(ConnectionError):  # who is cut off may learn of it by either
+        with contextlib.suppress(ConnectionError):  # either may report the cut
             writer.write_eof()
             return await reader.read()
         return b""

@@ -43,6 +43,6 @@ class Over:
 def test_aborting_a_finished_call_cancels_its_handler() -> None:
     over: Any = Over()
     refusal = StatusError.numbered(0, "no")
-    assert refusal.code is grpc.StatusCode.UNKNOWN, "nobody refuses with OK"
+    assert refusal.code is grpc.StatusCode.UNKNOWN, "no refusal has the code OK"
     with pytest.raises(asyncio.CancelledError):  # which gRPC takes for what it is
         asyncio.run(refusal.abort(over))

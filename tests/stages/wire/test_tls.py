@@ -59,7 +59,7 @@ def ca(pki: Any, leaf: Tls | None = None) -> Tls:
     ],
     ids=["no certificate", "other authority", "expired", "other address", "client serves", "plain there", "plain here"],
 )
-def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Sides, says: str) -> None:
+def test_a_failed_handshake_is_explained(new_pki: NewPki, monkeypatch, sides: Sides, says: str) -> None:
     server_tls, tls = sides(new_pki("a"), new_pki("b"))
     monkeypatch.setattr("stages.wire.tls.examine", lambda *paths: None)  # servers start with whatever they have
     refused = with_relay(server_tls, tls, refusal)
@@ -134,7 +134,7 @@ def test_a_running_server_loads_a_new_certificate(new_pki: NewPki, caplog: pytes
     caplog.set_level(logging.INFO)
 
     async def story(relay: Relay) -> None:
-        async def anew() -> Relay:
+        async def open_relay() -> Relay:
             return Relay(relay.address, 4 << 20, PATIENT_S, "paris", Security(tokyo))
 
         assert await describe(relay) == "paris"
@@ -142,13 +142,13 @@ def test_a_running_server_loads_a_new_certificate(new_pki: NewPki, caplog: pytes
         assert "valid" not in caplog.text
 
         paris.certificate.write_bytes(good[:200])  # a copy that is under way
-        second = await anew()
+        second = await open_relay()
         assert await describe(second) == "paris", "the old one serves until the new one is whole"
         await second.close()
         assert "new certificate rejected" in caplog.text
 
         pki.issue(HOST, "paris", force=True)
-        third = await anew()
+        third = await open_relay()
         assert await describe(third) == "paris"
         await third.close()
         assert "new certificate" in caplog.text

@@ -12,7 +12,7 @@ def toml(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path) -> None:
     path = toml(tmp_path, "steps = 7\nseed = 3\n[architecture]\nwidth = 64\n")
     config = load_config(path, steps=9, seed=None, architecture={"layers": 3})
     assert (config.steps, config.seed) == (9, 3)
@@ -50,13 +50,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("[rounds]\nouter_momentum = 1.0", "outer_momentum must be a number from 0 to 0.999, not 1.0"),
     ],
 )
-def test_a_bad_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(toml(tmp_path, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_bad_flags_are_named() -> None:
+def test_a_wrong_flag_is_named() -> None:
     with pytest.raises(ConfigError, match="flags: steps must be"):
         load_config(None, steps=-3)

@@ -18,7 +18,7 @@ def test_a_file_is_split_at_its_end(text_file: Path) -> None:
     assert len(corpus.valid) == max(int(len(raw) * VALID_SHARE), MIN_BYTES // 2)
 
 
-def test_a_folders_own_split_is_kept(tmp_path: Path) -> None:
+def test_the_split_of_a_folder_is_kept(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.txt").write_text(name * 5000)
@@ -28,21 +28,21 @@ def test_a_folders_own_split_is_kept(tmp_path: Path) -> None:
     assert text_of(corpus.valid) == b"A" * 100 + b"B" * 100
 
 
-def test_other_folders_are_read_whole_in_order(tmp_path: Path) -> None:
+def test_folders_without_a_split_are_read_in_order(tmp_path: Path) -> None:
     for name in ("2.txt", "1.txt"):
         (tmp_path / name).write_text(name[0] * 5000)
     corpus = load_corpus(tmp_path)
     assert text_of(corpus.train).startswith(b"1" * 5000 + b"\n2")
 
 
-def test_the_text_that_ships_with_python_is_enough() -> None:
+def test_the_default_text_is_the_documentation_of_python() -> None:
     corpus = load_corpus(None)
     assert corpus.name == "python-docs"
     assert len(corpus.train) > 100_000
     corpus.require(513)
 
 
-def test_bad_text_is_refused(tmp_path: Path) -> None:
+def test_invalid_text_is_refused(tmp_path: Path) -> None:
     folder, latin, short, file = (tmp_path / name for name in ("empty", "latin.txt", "short.txt", "file.txt"))
     folder.mkdir()
     latin.write_bytes(b"x" * 9000 + b"\xff" + b"x" * 9000)
@@ -77,7 +77,7 @@ def test_batches_are_windows_of_the_training_text_and_reach_its_ends() -> None:
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])
-def test_bfloat16_is_left_where_it_is_slow(
+def test_bfloat16_is_used_only_if_it_is_fast(
     monkeypatch: pytest.MonkeyPatch, capability: str, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)

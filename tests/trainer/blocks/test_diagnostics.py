@@ -29,7 +29,7 @@ def known() -> torch.Tensor:
 
 
 @torch.inference_mode()
-def test_figures_are_those_of_the_path(text: torch.Tensor) -> None:
+def test_diagnostics_are_the_losses_of_the_path(text: torch.Tensor) -> None:
     blocks = make_blocks()
     path = from_noise_path(blocks, partition, text[:, :-1], 3)
     above = [i for i, (sigma, _) in enumerate(path) if sigma >= 1][-1]
@@ -38,7 +38,7 @@ def test_figures_are_those_of_the_path(text: torch.Tensor) -> None:
     assert chain_diagnostics(blocks, partition, text, 3) == pytest.approx(expected, rel=1e-4)
 
 
-def test_on_the_papers_range_both_readings_are_one(text: torch.Tensor) -> None:
+def test_both_readings_are_equal_if_the_range_ends_at_one(text: torch.Tensor) -> None:
     losses = chain_diagnostics(make_blocks(), NoisePartition("uniform", (10.0, 3.0, 1.0)), text, 2)
     assert losses["from_noise_sigma1_nats"] == losses["from_noise_nats"]
     low = chain_diagnostics(make_blocks(), NoisePartition("uniform", (0.9, 0.5, 0.2)), text, 2)
@@ -67,7 +67,7 @@ def test_a_trained_chain_uses_its_context() -> None:
 
 
 @torch.inference_mode()
-def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor) -> None:
+def test_the_loss_from_noise_is_that_of_served_sweeps(known: torch.Tensor) -> None:
     """Against the served code: one slot at a time, after its true prefix, through every block's own KV cache."""
     blocks, steps = make_blocks(), 3
     path = from_noise_path(blocks, partition, known[:1], steps)
@@ -85,7 +85,7 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor) -
 
 
 @torch.inference_mode()
-def test_the_path_falls_from_sigma_max_to_sigma_min_and_a_row_has_its_noise(known: torch.Tensor) -> None:
+def test_the_path_falls_to_sigma_min_and_each_row_has_its_own_noise(known: torch.Tensor) -> None:
     blocks = make_blocks()
     sigmas = [sigma for sigma, _ in from_noise_path(blocks, partition, known, 3)]
     assert len(sigmas) == 2 * 3 + 1

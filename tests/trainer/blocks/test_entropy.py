@@ -16,7 +16,7 @@ def unigram_nats(text: torch.Tensor) -> float:
     return float(-(share[share > 0] * share[share > 0].log()).sum())
 
 
-def test_the_curve_rises_from_nothing_to_the_entropy_of_a_byte() -> None:
+def test_the_curve_rises_from_zero_to_the_entropy_of_a_byte() -> None:
     sigmas, nats = entropy_curve(Codes(0, 32), corpus.train, 0.02, 50.0)
     assert all(low < high for low, high in pairwise(sigmas))
     assert all(high > low - 1e-3 for low, high in pairwise(nats))
@@ -58,7 +58,7 @@ def test_measured_boundaries_do_not_depend_on_threads() -> None:
 
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize("kind", ["equal_probability", "equal_entropy"])
-def test_every_kind_covers_the_range_it_was_given(kind: str) -> None:
+def test_every_kind_of_partition_covers_the_given_range(kind: str) -> None:
     partition = make_partition(NoiseConfig(partition=kind, overlap=0.1), 3, Codes(0, 16), corpus.train)
     assert partition.kind == kind
     assert len(partition.boundaries) == 4

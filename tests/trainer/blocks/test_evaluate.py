@@ -59,7 +59,7 @@ def test_scores_are_those_of_one_byte_at_a_time(bundle: Path) -> None:
     assert by_name(result.scores)["next byte, block 1"] == pytest.approx(bits, rel=1e-5)
 
 
-def test_a_chain_shows_every_figure_that_defines_it(bundle: Path) -> None:
+def test_a_chain_has_every_score(bundle: Path) -> None:
     result = Scorer(corpus, windows=4, min_context=8, steps=2).score(bundle / "chain")
     assert by_name(result.scores).keys() == {
         "next byte, block 0",
@@ -72,7 +72,7 @@ def test_a_chain_shows_every_figure_that_defines_it(bundle: Path) -> None:
     assert result.kind == "chain"
 
 
-def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
+def test_a_short_text_or_a_damaged_checkpoint_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="min_context 32 leaves nothing to score"):
         Scorer(corpus, min_context=32).score(bundle / "ar")
     short = replace(corpus, valid=corpus.valid[:20])

@@ -58,7 +58,7 @@ def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path) -> None:
     assert train_scorer(tiny, corpus, tmp_path) == manifest
 
 
-def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_scorer_has_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     config = replace(tiny, steps=7, lookahead=LookaheadConfig(refresh_every=4))
 
     def task() -> ScorerTask:

@@ -162,7 +162,7 @@ class Reference:
 
 
 @pytest.mark.parametrize(("chunk", "offset", "self_condition"), [(1, 0, False), (4, 3, True), (LENGTH, 0, True)])
-def test_block_loss_is_that_of_an_independent_implementation(chunk: int, offset: int, self_condition: bool) -> None:
+def test_the_block_loss_matches_an_independent_implementation(chunk: int, offset: int, self_condition: bool) -> None:
     block = make_blocks()[0]
     layout = ChunkLayout(LENGTH, chunk, offset)
     text, sigma, eps = example(block)
@@ -183,7 +183,7 @@ def test_block_loss_is_that_of_an_independent_implementation(chunk: int, offset:
 # Gradients
 
 
-def test_the_clean_stream_learns_from_the_slots() -> None:
+def test_the_loss_of_the_slots_trains_the_clean_stream() -> None:
     block: Any = make_blocks()[0]
     text, sigma, eps = example(block)
     layout = ChunkLayout(LENGTH, 4)
@@ -196,7 +196,7 @@ def test_the_clean_stream_learns_from_the_slots() -> None:
 # Noise
 
 
-def test_one_noise_level_a_chunk_within_the_blocks_widened_range() -> None:
+def test_each_chunk_has_one_noise_level_within_the_widened_range() -> None:
     block, layout = make_blocks()[1], ChunkLayout(LENGTH, 4, 1)
     noise = Corruption.draw(block, partition, layout, 64, torch.Generator().manual_seed(0))
     assert noise.sigma.shape == (64, LENGTH)

@@ -32,7 +32,7 @@ def test_every_parameter_has_one_optimizer_and_matrices_of_layers_have_muon() ->
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_state_goes_through_plain_tensors_bit_for_bit(name: MatrixOptimizer) -> None:
+def test_the_state_is_restored_from_plain_tensors_bit_for_bit(name: MatrixOptimizer) -> None:
     one, config = make_blocks()[0], replace(tiny, matrix_optimizer=name)
     optimizers = OptimizerSet(one, config)
 

@@ -82,7 +82,7 @@ def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGINT, 4)])
-def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path, undisturbed: tuple, number: int, at: int) -> None:
+def test_a_stopped_run_saves_and_is_resumed(tmp_path: Path, undisturbed: tuple, number: int, at: int) -> None:
     config = replace(tiny, save_every_s=60.0)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=f"stopped and saved at step {at + 1}; run again to resume"):
@@ -91,7 +91,7 @@ def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path, undisturbed: tupl
     check_resumed(tmp_path / "run", config, undisturbed)
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     def twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -100,7 +100,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         Run(Line(2, twice), tiny, tmp_path, "run").train()
 
 
-def test_a_torn_log_line_is_survived(tmp_path: Path, undisturbed: tuple) -> None:
+def test_a_run_with_a_torn_log_line_is_resumed(tmp_path: Path, undisturbed: tuple) -> None:
     def crash() -> None:
         raise RuntimeError("power")
 
@@ -113,7 +113,7 @@ def test_a_torn_log_line_is_survived(tmp_path: Path, undisturbed: tuple) -> None
     assert not list((tmp_path / "run").glob(".line*"))
 
 
-def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> None:
+def test_the_state_of_another_run_and_a_second_process_are_refused(tmp_path: Path) -> None:
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
@@ -126,7 +126,7 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("missing", ["step", "module.layers.0.weight"])
-def test_a_state_that_lacks_something_is_refused(tmp_path: Path, missing: str) -> None:
+def test_an_incomplete_state_is_refused(tmp_path: Path, missing: str) -> None:
     Run(Line(), tiny, tmp_path, "run").train()
     path = tmp_path / "line.state.safetensors"
     record, tensors = load_state(path)

@@ -16,7 +16,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_state_comes_back_whole(saved: Path) -> None:
+def test_a_state_is_loaded_as_it_was_saved(saved: Path) -> None:
     record, tensors = load_state(saved)
     assert record == {"step": 5, "spent_s": 2.5}
     assert tensors.keys() == {"a", "b"}
@@ -55,7 +55,7 @@ def test_a_damaged_state_is_refused(saved: Path, damage: Callable[[bytearray], b
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "na', "{", "3", '{"nats": 1}', "\x00\x00\xff"])
-def test_a_torn_last_line_is_forgotten(tmp_path: Path, torn: str) -> None:
+def test_a_torn_last_line_is_ignored(tmp_path: Path, torn: str) -> None:
     log = StepLog(tmp_path / "run.jsonl")
     log.append({"step": 1})
     with log.path.open("a") as file:
@@ -67,7 +67,7 @@ def test_a_torn_last_line_is_forgotten(tmp_path: Path, torn: str) -> None:
     assert len(log.path.read_text().splitlines()) == 2
 
 
-def test_cutting_forgets_later_steps_and_final_evaluations(tmp_path: Path) -> None:
+def test_cutting_removes_later_steps_and_final_evaluations(tmp_path: Path) -> None:
     log = StepLog(tmp_path / "run.jsonl")
     log.cut(0)
     for step in (1, 2, 3):

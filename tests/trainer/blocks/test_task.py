@@ -10,7 +10,7 @@ from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.task import ArTask, BlockTask
 
 
-def test_a_step_depends_on_nothing_but_its_number() -> None:
+def test_the_loss_of_a_step_depends_only_on_seed_and_number() -> None:
     task = BlockTask(make_blocks()[0], partition, corpus, tiny)
     forward = [task.loss(step).parts for step in range(5)]
     torch.manual_seed(99)
@@ -20,7 +20,7 @@ def test_a_step_depends_on_nothing_but_its_number() -> None:
     assert other.loss(0).parts != forward[0]
 
 
-def test_blocks_get_noise_of_their_own() -> None:
+def test_each_block_has_its_own_noise() -> None:
     blocks = make_blocks()
     blocks[1].load_state_dict(blocks[0].state_dict())
     whole = NoisePartition("uniform", (10.0, 9.99, 9.98), overlap=0.0)
@@ -41,7 +41,7 @@ def test_evaluation_is_repeatable_and_names_the_diagnostics() -> None:
     assert losses["valid_next_byte_bits"] == pytest.approx(losses["valid_next_byte_nats"] / 0.6931471805599453)
 
 
-def test_the_ar_model_gets_the_windows_that_blocks_get() -> None:
+def test_the_ar_model_gets_the_windows_of_the_blocks() -> None:
     model = ArModel(tiny.architecture)
     task = ArTask("ar", model, corpus, tiny)
     text = corpus.batch(tiny.seed, 4, tiny.sequences, 33)

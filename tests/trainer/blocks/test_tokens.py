@@ -49,20 +49,20 @@ def encoded(text: str) -> torch.Tensor:
 
 
 @given(text=st.text(min_size=1, max_size=200), cut=st.booleans())
-def test_tokens_stand_for_all_bytes(tokenizer: TextTokenizer, text: str, cut: bool) -> None:
+def test_tokens_encode_every_byte(tokenizer: TextTokenizer, text: str, cut: bool) -> None:
     tokens = tokenizer.encode(encoded(text), cut)
     assert tokenizer.encoding.decode(tokens.tolist()) == text
     assert int(token_bytes(tokenizer)[tokens.long()].sum()) == len(text.encode())
 
 
-def test_training_text_is_cut_and_the_same_every_time(tokenizer: TextTokenizer, spelled: Corpus) -> None:
+def test_training_text_is_tokenized_in_the_same_pieces_every_time(tokenizer: TextTokenizer, spelled: Corpus) -> None:
     whole = tokenizer.encode(corpus.train)
     assert torch.equal(spelled.train, tokenizer.encode(corpus.train, cut=True))
     assert len(whole) < len(spelled.train) < 1.1 * len(whole)
     assert torch.equal(spelled.valid, tokenizer.encode(corpus.valid))
 
 
-def test_bits_a_byte_of_one_who_knows_nothing(spelled: Corpus) -> None:
+def test_bits_per_byte_of_a_uniform_model(spelled: Corpus) -> None:
     text = spelled.valid[:50]
     bits = spelled.bits(math.log(TOKENS), text)
     assert bits == pytest.approx(math.log2(TOKENS) * 50 / spelled.bytes_in(text))
@@ -73,7 +73,7 @@ EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"version": "1.0"}', '{"model": null}', EMPTY])
-def test_no_tokenizer(tmp_path: Path, content: str | None) -> None:
+def test_an_invalid_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_text(content)
@@ -81,7 +81,7 @@ def test_no_tokenizer(tmp_path: Path, content: str | None) -> None:
         TextTokenizer.read(path)
 
 
-def test_a_checkpoint_names_its_tokens(bundle: Path, tokenizer: TextTokenizer) -> None:
+def test_a_checkpoint_names_its_tokenizer(bundle: Path, tokenizer: TextTokenizer) -> None:
     for name in ("chain", "scorer", "ar", "local"):
         manifest = read_manifest(bundle / name)
         assert manifest.tokenizer == "tokens"
@@ -101,7 +101,7 @@ def test_another_tokenizer_is_refused(bundle: Path, tmp_path: Path) -> None:
         Scorer(corpus, windows=2, min_context=8).score(copy)
 
 
-def test_scores_are_of_bytes(bundle: Path, tokenizer: TextTokenizer) -> None:
+def test_scores_are_bits_per_byte(bundle: Path, tokenizer: TextTokenizer) -> None:
     result = Scorer(corpus, windows=4, min_context=8).score(bundle / "ar")
     (score,) = result.scores
     assert result.trained_on_this_text
@@ -114,7 +114,7 @@ def test_scores_are_of_bytes(bundle: Path, tokenizer: TextTokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", ["chain", "scorer"])
-def test_half_the_size_and_nearly_the_same(bundle: Path, tmp_path: Path, name: str) -> None:
+def test_a_16_bit_copy_is_smaller_and_nearly_as_good(bundle: Path, tmp_path: Path, name: str) -> None:
     manifest = halve(bundle / name, tmp_path / name)
     before, after = (
         sum(part.bytes for part in each.parts if part) for each in (read_manifest(bundle / name), manifest)
@@ -126,7 +126,7 @@ def test_half_the_size_and_nearly_the_same(bundle: Path, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("mode", ["sweep", "resample"])
-def test_a_whole_text_has_fewer_tokens_than_bytes(served: Any, mode: str) -> None:
+def test_a_token_model_writes_within_a_byte_limit(served: Any, mode: str) -> None:
     result = served.generate("the ship sailed", mode=mode, max_bytes=20, seed=3)
     assert result.output_tokens >= 8 * result.sweeps - 7
     assert result.sweeps == 1 if mode == "sweep" else result.output_bytes >= 17
@@ -138,7 +138,7 @@ def served(bundle: Path, local_ring: Callable[..., Any]) -> Any:
         yield client
 
 
-def test_text_in_tokens_is_read_from_files(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_text_and_tokenizer_are_read_from_files(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     found = load_corpus(tmp_path / "words.txt", tmp_path / "tokenizer.json")

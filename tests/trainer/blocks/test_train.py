@@ -35,7 +35,7 @@ def test_blocks_are_trained_in_order_and_measured(tmp_path: Path) -> None:
     assert not list((tmp_path / "training").glob("*.safetensors"))
 
 
-def test_blocks_trained_one_command_each_are_the_same(tmp_path: Path) -> None:
+def test_blocks_trained_by_separate_commands_are_the_same(tmp_path: Path) -> None:
     train_blocks(short, corpus, tmp_path / "whole")
     for index in (0, 1):
         train_blocks(short, corpus, tmp_path / "parts", only=index)
@@ -43,7 +43,7 @@ def test_blocks_trained_one_command_each_are_the_same(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "parts").metrics == read_manifest(tmp_path / "whole").metrics
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trained_blocks_are_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_blocks(short, corpus, tmp_path)
     before = digests(tmp_path)
     (tmp_path / "training" / "block-0.state.safetensors").write_bytes(b"left by a kill after the block was saved")
@@ -53,7 +53,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert not list((tmp_path / "training").glob("*.state.safetensors"))
 
 
-def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     train_blocks(short, corpus, tmp_path, only=0)
     before = digests(tmp_path)
     message = "has a checkpoint of other settings or data; choose another --out"
@@ -67,7 +67,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     assert digests(tmp_path) == before
 
 
-def test_boundaries_measured_on_another_machine_are_taken_over(tmp_path: Path) -> None:
+def test_boundaries_measured_on_another_machine_are_kept(tmp_path: Path) -> None:
     measured = replace(short, noise=NoiseConfig())
     manifest: Any = train_blocks(measured, corpus, tmp_path, only=0)
     assert manifest.partition.kind == "equal_entropy"
@@ -116,7 +116,7 @@ def test_the_stored_stages_are_the_model_that_was_measured(tmp_path: Path) -> No
     assert nats == pytest.approx(manifest.metrics["ar"]["valid_next_byte_nats"], rel=1e-6)
 
 
-def test_training_learns(tmp_path: Path) -> None:
+def test_training_lowers_the_loss(tmp_path: Path) -> None:
     config = replace(tiny, steps=60, sequences=8, evaluate_every=1000)
     losses = train_blocks(config, corpus, tmp_path / "chain", only=0).metrics["block-0"]
     assert losses["valid_next_byte_nats"] < 3.5

@@ -29,7 +29,7 @@ def write_folders(path: Path, sizes: dict[str, int]) -> Path:
     return path
 
 
-def test_both_formats_bring_the_same_pictures(tmp_path: Path) -> None:
+def test_archives_and_folders_give_the_same_pictures(tmp_path: Path) -> None:
     found = load_pictures(write_npz(tmp_path / "a.npz"))
     assert found.classes == ("0", "1")
     assert len(found.train) + len(found.valid) == 20
@@ -53,18 +53,18 @@ def test_both_formats_bring_the_same_pictures(tmp_path: Path) -> None:
         Image.merge("RGBA", bands).save(path)
     colour = load_pictures(tmp_path / "folders").train
     assert colour.pixels[0, :, 0, 0].tolist() == [1, 2, 3]
-    assert colour.pixels[0, :, 7, 7].tolist() == [255, 255, 255], "what cannot be seen is white"
+    assert colour.pixels[0, :, 7, 7].tolist() == [255, 255, 255], "transparent pixels are white"
     assert colour.pixels.is_contiguous(), "its digest is made of the bytes"
 
 
-def test_validation_pictures_are_no_training_pictures(tmp_path: Path) -> None:
+def test_validation_and_training_pictures_are_disjoint(tmp_path: Path) -> None:
     found = load_pictures(write_npz(tmp_path / "a.npz"))
     train, valid = ({picture.tobytes() for picture in part.pixels.numpy()} for part in (found.train, found.valid))
     assert valid
     assert not train & valid
 
 
-def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
+def test_damaged_or_false_archives_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no archive")
     lying = tmp_path / "lying.npz"
     header = io.BytesIO()
@@ -99,7 +99,7 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
             load_pictures(path)
 
 
-def test_folders_with_bad_pictures_are_refused(tmp_path: Path) -> None:
+def test_folders_with_invalid_pictures_are_refused(tmp_path: Path) -> None:
     for name, change, message in (
         ("empty", lambda folder: (folder / "c").mkdir(), "c has no pictures"),
         ("truncated", lambda folder: cut(folder / "a" / "0.png"), "0.png as PNG or JPEG"),

@@ -35,7 +35,7 @@ def pictures(tmp_path: Path) -> PictureSet:
     return load_pictures(write_npz(tmp_path / "pictures.npz"))
 
 
-def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
+def test_blocks_trained_separately_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
     together = train_picture_blocks(CONFIG, pictures, tmp_path / "together")
     for index in reversed(range(2)):
         apart = train_picture_blocks(CONFIG, pictures, tmp_path / "apart", only=index)
@@ -49,7 +49,7 @@ def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pict
 @pytest.mark.parametrize(
     ("train", "name"), [(partial(train_undivided, large=True), "steps"), (train_picture_blocks, "block-1")]
 )
-def test_a_stopped_training_goes_on_to_the_same_weights(
+def test_a_resumed_training_gives_the_same_weights(
     tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Manifest], name: str
 ) -> None:
     config = replace(CONFIG, steps=8)
@@ -68,7 +68,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     assert weights(train(config, pictures, tmp_path / "stopped")) == weights(whole)
 
 
-def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
+def test_blocks_can_start_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
     local, out = tmp_path / "local", tmp_path / "branched"
     train_undivided(CONFIG, pictures, local, False)
     begin = load_picture_part(local, 0).state_dict()
@@ -83,7 +83,7 @@ def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> Non
     assert not (tmp_path / "other").exists(), "the right start may still be given"
 
 
-def test_the_loss_is_edms_weighted_error_of_the_denoised_picture(pictures: PictureSet) -> None:
+def test_the_loss_is_the_weighted_error_of_edm(pictures: PictureSet) -> None:
     """lambda |c_skip z + c_out F - y|^2 in float64 (EDM, arXiv 2206.00364, equations 7 and 8)."""
     architecture = CONFIG.architecture(pictures)
     partition = equal_probability(2, CONFIG.sigma_min, CONFIG.sigma_max, overlap=CONFIG.overlap)
@@ -117,7 +117,7 @@ def test_training_lowers_the_loss_of_each_block(tmp_path: Path) -> None:
         assert after[block]["valid_denoise_loss"] < before[block]["valid_denoise_loss"]
 
 
-def test_the_command_trains_and_refuses_in_sentences(
+def test_the_command_trains_and_explains_wrong_options(
     tmp_path: Path, pictures: PictureSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "small.toml"

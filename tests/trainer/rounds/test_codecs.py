@@ -43,7 +43,7 @@ def some_tensors(draw: st.DrawFn) -> Tensors:
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
 @settings(deadline=None, max_examples=20)
 @given(tensors=some_tensors())
-def test_sizes_are_exact_and_shapes_come_back(codec: TensorCodec, tensors: Tensors) -> None:
+def test_sizes_are_exact_and_shapes_are_restored(codec: TensorCodec, tensors: Tensors) -> None:
     data = codec.encode(tensors)
     assert len(data) == codec.size(shapes(tensors))
     decoded = codec.decode(data, shapes(tensors))

@@ -27,7 +27,7 @@ def test_nesterov_matches_torch() -> None:
             torch.testing.assert_close(theta[name], theirs[name].detach())
     before = digest(theta), digest(momentum)
     outer_step(settings, theta, [Share(1.0, tensors(1)), Share(2.0, tensors(51))], momentum)
-    assert (digest(theta), digest(momentum), digest(tensors(1))) == (*before, begun)  # what is given is not changed
+    assert (digest(theta), digest(momentum), digest(tensors(1))) == (*before, begun)  # the arguments are not changed
 
 
 # Deadlines, votes: closed forms.

@@ -18,7 +18,7 @@ def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
 
 
 def submit(network: Any, submission: Any, payload: bytes) -> Any:
-    """Header and pieces at once, as nobody does who waits for the offset; the last answer."""
+    """Header and pieces at once, without waiting for the offset; the last answer."""
     requests = [rounds_pb2.SubmitRequest(submission=submission)]
     requests += [rounds_pb2.SubmitRequest(piece=piece) for piece in pieces(payload)]
     return list(network.stub.Submit(iter(requests), timeout=PATIENCE_S))[-1].verdict

@@ -70,7 +70,7 @@ class Network:
 
     def check_weights(self) -> None:
         """The run comes to its end, and its weights are those of one process."""
-        until(lambda: self.over)  # modules are drawn from one generator: nobody else may draw meanwhile
+        until(lambda: self.over)  # modules are drawn from one generator: no other code may draw meanwhile
         for part, expected in self.in_one_process().items():
             found = self.ledger.weights(part)
             assert found.keys() == expected.keys()

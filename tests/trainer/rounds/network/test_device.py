@@ -1,4 +1,4 @@
-"""Workers on different devices: what a machine without a GPU is told, and what a mixed run must come to."""
+"""Workers on different devices: the error without a GPU, and the weights of a mixed run."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -125,9 +125,7 @@ def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None
         (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process already works as w0"),
     ],
 )
-def test_features_that_nobody_reads_are_refused(
-    network: Start, worker: int, requests: list[Any], code: str, said: str
-) -> None:
+def test_unread_features_are_refused(network: Start, worker: int, requests: list[Any], code: str, said: str) -> None:
     net = network(scorer)
     leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
 

@@ -65,7 +65,7 @@ def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
     members.join("b", 0, 8.0)
     taken = members.join("c", 0, 12.0)
     assert taken.place == gone.place
-    assert taken.finished == 3, "what was handed in from the place is not asked for again"
+    assert taken.finished == 3, "submitted updates are not ordered again"
     assert refusal(members.called, "a", gone.lease, 12.0).code is grpc.StatusCode.ABORTED
 
 
@@ -82,7 +82,9 @@ def test_a_key_has_one_place_under_any_name(members: Members) -> None:
     assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert found.message.startswith("ann already has a place, as ann.1: a key has one place")
     assert members.join("bob", 0, 9.0, key="bob").voter == "bob"
-    assert members.join("ann.2", 1, 12.0, key="ann").place.part == 1, "its first lease ran out: nobody took the place"
+    assert members.join("ann.2", 1, 12.0, key="ann").place.part == 1, (
+        "its first lease ran out: no worker took the place"
+    )
     assert refusal(members.called, "ann.1", first.lease, 12.0).code is grpc.StatusCode.ABORTED
     members.store.save_members(members.records())
     assert [m.voter for m in Members(members.store, 2, 2, 10.0, 12.0)] == ["ann", "bob", "ann"]
@@ -124,11 +126,11 @@ def test_a_worker_on_a_closed_round_is_late_until_its_update_arrives(members: Me
     assert (member.is_late(4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
     assert member.is_late(5), "it does not come for more"
     member.record_order(4)
-    member.record_finished(3)  # told again
+    member.record_finished(3)  # a repeated call
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
 
 
-# Who may work, and who is told why not.
+# Access to work, and the reason of a refusal.
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_a_token_allows_work_under_its_own_name(network: Start, tmp_path: Path) 
     assert "a token is required" in code_of("ann", "")
     assert "key bob lacks scope work: it has only status" in code_of("bob", other)
     assert "you are ann: you may work only as ann or ann.SUFFIX, not as 'eve'" in code_of("eve", token)
-    assert "protocol 1 of rounds" in code_of("ann.2", token), "who may work hears of the next problem"
+    assert "protocol 1 of rounds" in code_of("ann.2", token), "an admitted worker gets the next problem"
     fits = {"version": version("onesweep"), "data": net.corpus.digest(), "protocol": PROTOCOL}
     request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
     assert net.link(token=token).join(request).part == 0
@@ -193,7 +195,7 @@ def test_a_certificate_allows_work_under_its_own_name(network: Start, new_pki: C
             link.join(rounds_pb2.JoinRequest(worker=name))
         return str(caught.value)
 
-    assert "of rounds" in problem("ann", Security(worker)), "who may work hears of the next problem"
+    assert "of rounds" in problem("ann", Security(worker)), "an admitted worker gets the next problem"
     assert "you are ann: you may work only as ann" in problem("eve", Security(worker))
     assert "a worker needs role client" in problem("h", Security(host))
     assert "closed the connection" in problem("ann", LOOPBACK_ONLY)

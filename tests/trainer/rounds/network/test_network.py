@@ -50,7 +50,7 @@ def test_every_kind_of_run_finishes(network: Start, rounds: dict[str, Any]) -> N
     net.check_audit(2 * len(net.spec.parts))
 
 
-# What a run publishes, and when.
+# Published checkpoints.
 
 
 def test_a_finished_run_publishes_a_checkpoint_that_loads(network: Start) -> None:

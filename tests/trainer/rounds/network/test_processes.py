@@ -105,7 +105,7 @@ def test_killed_processes_do_not_change_the_weights(
 def test_workers_exit_if_the_directory_was_replaced_or_is_older(
     start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int, older: bool
 ) -> None:
-    """The coordinator's directory is put back to an older state, or made anew: rounds that they know are not there."""
+    """The coordinator's directory is restored to an older state, or replaced: rounds that they know are not there."""
     out, kept, address = tmp_path / "out", tmp_path / "kept", f"127.0.0.1:{unused_port}"
     config_file.write_text(config_file.read_text().replace(f"rounds = {ROUNDS}", "rounds = 500"))
     how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 900, "--lease", 600)

@@ -73,7 +73,7 @@ def test_a_site_makes_the_weights_of_one_worker_with_all_its_text(network: Start
     assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]
     accepted = [record for record in net.ledger.store.records() if record["kind"] == "accepted"]
     assert {record["sequences"] / record["steps"] for record in accepted} == {3 * config.sequences}
-    until(lambda: net.over, WITHIN_S)  # modules are drawn from one generator: nobody else may draw meanwhile
+    until(lambda: net.over, WITHIN_S)  # modules are drawn from one generator: no other code may draw meanwhile
     joined = JoinedCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer)
     spec = RunSpec.of(replace(net.config, sequences=3 * config.sequences), joined)
     engine = Simulation(spec, joined, SimulatedWorkers())

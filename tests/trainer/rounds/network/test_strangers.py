@@ -39,7 +39,7 @@ def test_a_place_submits_one_update_a_round_under_any_name(network: Start) -> No
     second = hand_in(net, "key.2", 0.02)
     assert (second.outcome, second.reason) == (REFUSED, said)
     net.end()
-    net = network()  # begun anew, it knows
+    net = network()  # after a restart it knows
     third = hand_in(net, "key.3", 0.03)
     assert (third.outcome, third.reason) == (REFUSED, said)
     assert hand_in(net, "honest", 0.015).outcome == ACCEPTED
@@ -61,12 +61,12 @@ def test_a_harmful_worker_is_named_and_expelled(network: Start) -> None:
             payload = net.payload("block-0", noise)
             lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
             assert submit(net, lie, payload).outcome == ACCEPTED
-        assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "nobody waits for who is expelled"
+        assert honest.result(PATIENCE_S) == MAX_STRIKES + 2, "no round waits for an expelled worker"
     until(lambda: net.ledger.round("block-0") == MAX_STRIKES + 2)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
     assert f"version {MAX_STRIKES} of block-0: it changes the loss on held-out text by +" in liar.problem
     net.end()
-    net = network(config, **changes)  # begun anew, it knows
+    net = network(config, **changes)  # after a restart it knows
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "eve is expelled from this run:"):
         net.join("eve")
     net.join("honest")

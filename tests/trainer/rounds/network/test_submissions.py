@@ -109,7 +109,7 @@ def test_a_full_disk_loses_no_update(network: Start, monkeypatch: pytest.MonkeyP
     net.check_audit(6)
 
 
-# Rounds for which an update was refused: nobody waits for another that will not come.
+# Rounds for which an update was refused: no round waits for another that will not come.
 
 
 def test_a_round_does_not_wait_for_a_worker_that_has_passed_it(network: Start) -> None:

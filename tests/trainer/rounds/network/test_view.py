@@ -75,7 +75,7 @@ def test_the_terminal_is_redrawn_in_place() -> None:
     )  # the last line stays free, else the terminal would scroll
 
 
-# Watching a run whose coordinator goes away: it is looked for again, and what comes of that is told.
+# Watching a run whose coordinator goes away: it is looked for again, and the outcome is shown.
 
 
 RUNNING, STOPPING, FINISHED = (
@@ -87,7 +87,7 @@ Serve = Callable[..., grpc.Server]
 
 
 class Shown(rounds_pb2_grpc.RoundsServiceServicer):
-    """Tells everybody who watches the same states."""
+    """Sends the same states to every watcher."""
 
     def __init__(self, *states: Any) -> None:
         self.states = states
@@ -130,7 +130,7 @@ def test_watching_reconnects_to_a_restarted_coordinator(address: str, serve: Ser
     link.close()
 
 
-def test_the_exit_code_says_whether_the_run_finished(address: str, serve: Serve, onesweep: Callable[..., Any]) -> None:
+def test_the_exit_code_shows_whether_the_run_finished(address: str, serve: Serve, onesweep: Callable[..., Any]) -> None:
     first = serve(RUNNING, STOPPING)
     found = onesweep("train", "status", address, "--json", "--patience", 0)
     assert (found.code, found.message) == (1, f"the coordinator at {address} has stopped; gave up after 0 s")

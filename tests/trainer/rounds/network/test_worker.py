@@ -41,7 +41,7 @@ def test_a_stopped_worker_does_not_wait_for_a_frozen_coordinator(
     monkeypatch.setattr(net.coordinator, call, real)
     if call == "judge":
         _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
-        assert standing.pending is not None, "what was learned is not lost"
+        assert standing.pending is not None, "the training is not lost"
     net.stop.clear()
     net.work("w0")
     net.check_weights()
