@@ -36,7 +36,7 @@ _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", 
 
 
 class RequestRefused(InputError):
-    """The router rejected the token or a field of the request; `code`: gRPC status, `reason`: TOO_LONG or empty."""
+    """The router rejected the token or a field of the request; `code`: gRPC status, `reason`: TOO_LONG or another."""
 
     def __init__(self, message: str, code: StatusCode, request: str = "", reason: str = "") -> None:
         super().__init__(message)

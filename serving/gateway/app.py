@@ -254,7 +254,7 @@ def _read(certificate: Path, key: Path) -> ssl.SSLContext:
         # without a passphrase callback, a locked key would prompt on the terminal
         context.load_cert_chain(certificate, key, password=lambda: "")
         check_secret(key)
-        with suppress(ValueError):  # only OpenSSL reads it
+        with suppress(ValueError, x509.InvalidVersion):  # only OpenSSL reads it
             if x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc < datetime.now(UTC):
                 raise InputError(f"{certificate} has expired: renew it")
     return context

@@ -54,7 +54,7 @@ class HostLink:
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} has not been reached yet"
         self.is_lost = False  # it does not answer, and no joining machine takes its place
-        self.warning = ""  # something to fix while requests still use the host; empty without such
+        self.warnings: tuple[str, ...] = ()  # to fix while requests still use the host; empty where all is well
         # The finding of an audit, and the monotonic time until which the host gets no work.
         self.quarantined, self.quarantined_until = "", 0.0
         self.sessions = 0  # this router's open sessions
@@ -123,7 +123,7 @@ class HostLink:
         self.update(info)
         self.is_lost = False
         clock = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
-        self.warning = clock or ending(info.certificate_until_s) or (ONE_AT_A_TIME if info.one_at_a_time else "")
+        self.warnings = (clock, ending(info.certificate_until_s), ONE_AT_A_TIME * info.one_at_a_time)
         self.update_prefixes(info.prefixes)
         if monotonic() >= self.quarantined_until:
             self.quarantined = ""

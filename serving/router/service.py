@@ -155,7 +155,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         for each in info.links
                     ],
                     releases=[release.name for release in link.held.values()],
-                    warning=link.warning or self.rollout.other_release(link),
+                    warning="; ".join(filter(None, (*link.warnings, self.rollout.other_release(link)))),
                 )
                 for link in self.ring.links
                 for info in [link.info or stage_pb2.DescribeResponse()]

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 class StatusError(WordedError):
     """A status code, a sentence for people, for RESOURCE_EXHAUSTED the time to wait before a retry, and for programs
-    that must tell this error from others of its code a reason."""
+    that must tell this error from others of its code a reason, never empty: gRPC's protocol has no empty metadata."""
 
-    def __init__(self, code: Code, message: str, retry_after_ms: int | None = None, reason: str = "") -> None:
+    def __init__(self, code: Code, message: str, retry_after_ms: int | None = None, reason: str = "other") -> None:
         if len(message) > MAX_CHARACTERS:
             message = f"{message[:MAX_CHARACTERS]} ..."
         message = printable(message, newline=" ")  # another machine may have written part of it

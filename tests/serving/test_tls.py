@@ -1,6 +1,7 @@
 """Rings over TLS, and routers that want a token: real handshakes on loopback."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from stages.wire.channel import MAX_ARRIVING, open_channel
 from stages.wire.status import CALLS
 from stages.wire.tls import Security, ending
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from tests.conftest import Pki, until
+from tests.conftest import Pki, refused, until
 from tests.serving.conftest import Run
 
 NewPki = Callable[[str], Any]
@@ -103,9 +104,8 @@ def test_a_router_checks_tokens(served: Served) -> None:
         ("nonsense", grpc.StatusCode.UNAUTHENTICATED, "unknown token"),
         ("watcher", grpc.StatusCode.PERMISSION_DENIED, "key watcher lacks scope generate: it has only status"),
     ):
-        with served.client(token) as client, pytest.raises(RequestRefused, match=says) as caught:
+        with served.client(token) as client, refused(code, says):
             ask(client)
-        assert caught.value.code is code
     with served.client("") as client, pytest.raises(RequestRefused, match="a token is required"):
         client.status()
     write_tokens(served.file, [])
@@ -137,9 +137,8 @@ async def test_incomplete_requests_without_a_token_are_limited(served: Served) -
 def test_a_router_enforces_quotas(served: Served) -> None:
     with served.client("slow") as client:
         ask(client)
-        with pytest.raises(RouterError, match=r"key slow may start 0\.001 requests per second") as caught:
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, r"key slow may start 0\.001 requests per second") as caught:
             ask(client)
-        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (caught.value.retry_after_ms or 0) > 900_000
     with served.client("greedy") as client:
         assert ask(client, 8) == 8
@@ -174,12 +173,9 @@ async def test_text_of_a_cancelled_answer_counts_to_the_quota(served: Served, mo
 
 def test_a_client_checks_the_certificate_of_the_router(served: Served, new_pki: NewPki) -> None:
     foreign = Tls(new_pki("other").authority.directory / "ca.pem")
-    with served.client(tls=foreign) as client, pytest.raises(RouterError) as caught:
+    says = f"the router at {served.address} presented a certificate from another authority than --tls-ca"
+    with served.client(tls=foreign) as client, refused(grpc.StatusCode.UNAVAILABLE, says):
         ask(client)
-    assert f"the router at {served.address} presented a certificate from another authority than --tls-ca" in str(
-        caught.value
-    )
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
     with Client(served.address) as client, pytest.raises(RouterError, match="it speaks TLS: give --tls-ca"):
         ask(client)
     with served.client(tls=served.pki.issue(CLIENT, "alice")) as client:
@@ -302,8 +298,11 @@ def test_a_topology_names_the_certificates(tmp_path: Path) -> None:
 def test_a_gateway_refuses_an_expired_certificate(new_pki: NewPki) -> None:
     pki = new_pki("own")
     valid, expired = pki.issue(ROUTER, "r"), pki.expire(pki.issue(ROUTER, "old"))
+    der = ssl.PEM_cert_to_DER_cert(valid.certificate.read_text())
     authority = pki.expire(Tls(valid.authority, valid.authority, valid.key)).certificate
     valid.certificate.write_bytes(valid.certificate.read_bytes() + authority.read_bytes())
     OwnCertificate(valid.certificate, valid.key)  # clients may know a newer authority
+    valid.certificate.write_text(ssl.DER_cert_to_PEM_cert(der.replace(b"\xa0\3\2\1\2", b"\xa0\3\2\1\3")))  # version 4
+    OwnCertificate(valid.certificate, valid.key)  # only OpenSSL reads it
     with pytest.raises(InputError, match=r"old\.pem has expired: renew it"):
         OwnCertificate(expired.certificate, expired.key)

@@ -115,7 +115,7 @@ async def test_a_removed_machine_is_refused(
         run.rendezvous.run.keep("a", None)
         await eventually(lambda: "a was removed" in run.said)
         assert not LinkRecord.read(run.rendezvous.run.directory).ports
-        links = MachineLinks("a", there.tls, [run.address], "unknown", there.own, tuple)
+        links = MachineLinks("a", there.tls, [run.address], there._shown[0][1].split()[1], there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):
             await links.attend()
         assert "Attend refused" in caplog.text

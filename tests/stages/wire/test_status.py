@@ -36,7 +36,8 @@ class Over:
 
     def trailing_metadata(self) -> None: ...
 
-    async def abort(self, *status: object) -> None:
+    async def abort(self, code: grpc.StatusCode, message: str, metadata: Any) -> None:
+        assert all(value for _, value in metadata), "gRPC's protocol has no empty values"
         raise grpc.aio.InternalError("Failed to execute the batch")
 
 
