@@ -95,7 +95,7 @@ async def reach(dial: Callable[[str, SocketPipe], Awaitable[None]], name: str, t
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proxy of another test's, an environment that would rule out ours, and patience on a busy machine."""
-    monkeypatch.setenv("no_grpc_proxy", "onesweep")
+    monkeypatch.setenv("no_grpc_proxy", "onesweep,127.0.0.1")
     monkeypatch.setenv(LINKS_VARIABLE, "")
     for limit in ("links.PROBE_S", "links.REVERSE_S", "links.NOTICE_S", "rendezvous.NOTICE_S"):
         monkeypatch.setattr(f"stages.wire.{limit}", PATIENCE_S)
