@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -34,7 +33,7 @@ from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_at_once, ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
-from stages.wire.channel import LINKS_VARIABLE, check_target, parse_address
+from stages.wire.channel import check_target, parse_address, use_link_proxy
 from stages.wire.secret_files import add_server_options, file_lock
 from stages.wire.status import record_of
 from stages.wire.tls import Security, ending, security_of
@@ -141,7 +140,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     else:
         raise NoDeployment("nothing is up here: name the hosts with --topology")
     if proxy := LinkRecord.read(topology.certificates).proxy:  # joined machines
-        os.environ[LINKS_VARIABLE] = proxy
+        use_link_proxy(proxy)
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1

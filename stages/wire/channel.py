@@ -298,11 +298,16 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     return bound
 
 
+def use_link_proxy(url: str) -> None:
+    """Dial joined machines over this proxy, in this process and in its children."""
+    os.environ[LINKS_VARIABLE] = url
+    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112 - else gRPC would obey no_proxy, which may end as our names do
+
+
 def _link_options(address: str) -> Options:
     proxy = os.environ.get(LINKS_VARIABLE, "")
     if not proxy or not parse_address(address)[0].endswith(f".{LINK_DOMAIN}"):
         return ()
-    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112 - else gRPC would obey no_proxy, which may end as our names do
     return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy))
 
 

@@ -16,7 +16,6 @@ import asyncio
 import base64
 import contextlib
 import logging
-import os
 import re
 import secrets
 import socket
@@ -30,7 +29,7 @@ from stages.clock import monotonic
 from stages.errors import InputError, quoted
 from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
-from stages.wire.channel import KEEPALIVE, LINK_DOMAIN, LINKS_VARIABLE, SILENT_MS, open_channel, parse_address
+from stages.wire.channel import KEEPALIVE, LINK_DOMAIN, SILENT_MS, open_channel, parse_address, use_link_proxy
 from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, AwaitedPipes, CalledPipe, Pipe, SocketPipe, splice
 from stages.wire.status import StatusError, unavailable
 from stages.wire.tls import Security, Tls
@@ -85,7 +84,7 @@ class LinkProxy:
         """Listen, and make the channels of this process and its children use this proxy."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=PIECE_BYTES)
         port = server.sockets[0].getsockname()[1]
-        os.environ[LINKS_VARIABLE] = f"http://onesweep:{self._password}@127.0.0.1:{port}"
+        use_link_proxy(f"http://onesweep:{self._password}@127.0.0.1:{port}")
         return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -60,19 +60,23 @@ def check_private(directory: Path) -> None:
         )
 
 
+def _make_directories(directory: Path) -> None:
+    """Make a directory and its missing parents for this user only; `parents=True` would leave theirs to umask."""
+    for each in (*reversed(directory.parents), directory):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
 def make_state_directory(directory: Path) -> None:
     """Make a directory that only this user can use, or check one. Raises ServiceError."""
     with file_errors(ServiceError, f"cannot create {directory}", "name another directory in ONESWEEP_STATE"):
-        for each in (*reversed(directory.parents), directory):  # else umask would set the modes of the parents
-            each.mkdir(mode=0o700, exist_ok=True)
+        _make_directories(directory)
     check_private(directory)
 
 
 def make_private_directory(directory: Path) -> None:
     """Make a directory that only its owner can enter, or check one. Raises InputError."""
     with file_errors(InputError, f"cannot create the directory {directory}"):
-        for each in (*reversed(directory.parents), directory):  # else umask would set the modes of the parents
-            each.mkdir(mode=0o700, exist_ok=True)
+        _make_directories(directory)
         mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o077:
         raise InputError(f"{directory} holds keys, but others can enter it: chmod 700 {directory}")
