@@ -181,7 +181,7 @@ class World(FaultyWorld):
         rollout = self.rollouts[name] = Rollout(ring, active, store, self.first.directory)
         keyring, self.admissions[name] = Keyring(), Admission()
         keyring.identify = lambda *_: self.key  # type: ignore[method-assign]
-        service = RouterService(rollout, keyring, self.admissions[name], ring.settings.hop_timeout_s)
+        service = RouterService(rollout, keyring, self.admissions[name])
         server: Any = MemoryServer(self.network, [DecodeErrors()])
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         server.listen(self.addresses[name])

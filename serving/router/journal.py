@@ -6,6 +6,7 @@ session passes the events and the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -106,7 +107,8 @@ class Tries:
     is_batch: bool
     capacity: int  # positions that the hosts reserve
     due_at: float  # the deadline
-    patience_s: float  # how long lost hosts may take to come back
+    patience_s: float  # how long the work may fail and be repeated on the same hosts
+    search_s: Callable[[], float]  # how long to wait for a path now
     hedging: Hedging
     suspects: Suspects
     # Finds a path that avoids some addresses if possible, over hosts that cache most of a text's prefixes.
@@ -229,9 +231,9 @@ class Tries:
         path = self.choose(self._avoided, prefixes)
         if path is not None and (not self.count or self.may_replay()):
             return path
-        wait_s = min(self.patience_s, self.due_at - since_s)
-        if now_s > (self.due_at if path else since_s + wait_s):
-            raise unavailable(f"{self._cause.message if self._cause else self.problem()} (waited {wait_s:.1f} s)")
+        if now_s > min(self.due_at, math.inf if path else since_s + self.search_s()):
+            waited_s = now_s - since_s
+            raise unavailable(f"{self._cause.message if self._cause else self.problem()} (waited {waited_s:.1f} s)")
         return None
 
     def _blame(self, attempt: Attempt, fault: stage_pb2.Fault, is_invalid: bool, now_s: float) -> None:

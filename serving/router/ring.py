@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -40,6 +41,9 @@ RETRY_S = 0.2
 MAX_REPLAYS = 8  # Most replays at once over all hosts; further ones wait until one of these has a result.
 DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of an idle one.
 WATCH_S = 0.2
+# Longest wait for hosts that come back: others take the blocks of a machine that joined after a minute, then load them.
+RETURN_S = 90.0
+MAX_WAITING = 1000  # Requests that wait so long at once; further ones wait as for any host.
 # Added to the longest wait of an audit: calls to a host that is taken out should still get their answers.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
@@ -74,6 +78,7 @@ class Ring:
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
+        self.waiting = 0  # requests that wait for hosts before they begin
         self.changes = 0  # counts events that may change the best path, or leave none
         self.meter: Callable[[str], LinkObserver] | None = None  # of the link to the host with a name
 
@@ -113,6 +118,17 @@ class Ring:
             link.sessions += 1
             link.relay.wake()
         return attempt
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a request without a path waits for one: more while hosts load their weights, or while
+        machines that joined start again or are replaced."""
+        record = LinkRecord.read(self.run)
+        away = [link for link in self.links if link.problem and not link.quarantined]
+        returning = [link for link in away if record.proxy or (link.info and not link.info.ready and not link.is_lost)]
+        if not away or returning != away or record.advice or self.waiting > MAX_WAITING:
+            return self.settings.hop_timeout_s
+        return RETURN_S
 
     def may_replay(self) -> bool:
         """True if one more request may replay: all at once would stall the remaining hosts."""
@@ -309,14 +325,20 @@ class RingView:
             return ""
         return problem_of(self.ring.links, self._weights if self.pinned else None)
 
-    async def usable(self, wait_s: float) -> None:
-        """Return when requests can be served. Raises StatusError with the problem and the time waited."""
-        waited = 0.0
-        while problem := self.problem:
-            if waited >= wait_s:
-                raise unavailable(f"{problem} (waited {wait_s:.1f} s)")
-            await asyncio.sleep(RETRY_S)
-            waited += RETRY_S
+    async def usable(self, due_at: float = math.inf) -> None:
+        """Return when requests can be served. Raises StatusError with the problem and the time waited.
+
+        :param due_at: the deadline, by the monotonic clock."""
+        begin_s = monotonic()
+        self.ring.waiting += 1
+        try:
+            while problem := self.problem:
+                now_s = monotonic()
+                if now_s >= min(begin_s + self.ring.patience_s, due_at - RETRY_S):
+                    raise unavailable(f"{problem} (waited {now_s - begin_s:.1f} s)")
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self.ring.waiting -= 1
 
     @property
     def release(self) -> str:

@@ -98,7 +98,7 @@ class Rollout(RolloutState):
             for outcome in outcomes:
                 if isinstance(outcome, StatusError):
                     report(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
-            await previous.view.usable(self.ring.settings.hop_timeout_s)
+            await previous.view.usable()
             await in_thread(self._own_store.use, [self.current.release, previous.release])
             return await run_to_completion(self._make_current(previous))
 
@@ -157,7 +157,7 @@ class Rollout(RolloutState):
 
         own, *_ = await _all([in_thread(RouterParts.read, directory), *map(give, self.joining)])
         served = ActiveRelease.over(self.ring, own, name)
-        await served.view.usable(self.ring.settings.hop_timeout_s)
+        await served.view.usable()
         self.change("all hosts have it")
         if not tried:
             await smoke_test(served, directory, on_message)

@@ -71,7 +71,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     rollout = Rollout(ring, first, store, settings.checkpoint)
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s)
+    service = RouterService(rollout, keyring, admission)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)

@@ -55,12 +55,11 @@ VERSION = version("onesweep")  # read once: looking it up takes longer than the 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
     """Admits requests, runs their mode, streams their text and closes their account."""
 
-    def __init__(self, rollout: Rollout, keyring: Keyring, admission: Admission, ring_wait_s: float) -> None:
+    def __init__(self, rollout: Rollout, keyring: Keyring, admission: Admission) -> None:
         """:param keyring: the keys that may send requests.
-        :param admission: limits how many run at once.
-        :param ring_wait_s: how long a request waits for hosts that are not ready."""
+        :param admission: limits how many run at once."""
         self.rollout, self.ring = rollout, rollout.ring
-        self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
+        self.keyring, self.admission = keyring, admission
         self.counters, self.prompts, self.expiry = RouterCounters(), PromptPools(), Expiry(self.ring.security.tls)
         self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
@@ -250,7 +249,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served = self.rollout.current
         mode = check_drawing_mode(request.mode, served.drawing)
         if mode.uses_hosts:
-            await served.view.usable(self.ring_wait_s)
+            await served.view.usable(record.due_at)
         order = check_drawing(request, mode, served.drawing, record.due_at)
         account = record.account = Account(record)
         served.requests += 1
@@ -285,7 +284,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         generation = check_request(request, mode, record.due_at)
         account = record.account = Account(record, trips=[] if request.trips else None)
         if mode.uses_hosts:
-            await served.view.usable(self.ring_wait_s)
+            await served.view.usable(record.due_at)
         chat = parsed_chat(request)
         if served.pictures is not None:
             raise failed_precondition(PICTURES_SERVED)

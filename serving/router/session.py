@@ -73,6 +73,7 @@ class Session:
             capacity=capacity,
             due_at=due_at,
             patience_s=self.ring.settings.hop_timeout_s,
+            search_s=lambda: self.ring.patience_s,
             hedging=self.ring.hedging,
             suspects=self.ring.suspects,
             choose=self._choose,

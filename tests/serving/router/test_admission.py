@@ -129,7 +129,7 @@ class Held:
 
 def serving(limits: Admission) -> RouterService:
     rollout: Any = SimpleNamespace(ring=SimpleNamespace(security=LOOPBACK_ONLY))
-    return RouterService(rollout, Keyring(), limits, 1.0)
+    return RouterService(rollout, Keyring(), limits)
 
 
 async def test_a_request_waits_until_admitted_or_timed_out() -> None:

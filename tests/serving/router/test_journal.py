@@ -80,7 +80,7 @@ def test_tokens_are_counted_and_only_accepted_drafts_are_kept(
 
 def test_an_expired_deadline_blames_no_host() -> None:
     journal, attempt = after((step(), b"a", [])), Attempt((), lambda *_: None)
-    tries = Tries(journal, "ar", False, 9, 10.0, 5.0, Hedging(), Suspects(), lambda *_: None, lambda: True, str)
+    tries = Tries(journal, "ar", False, 9, 10.0, 5.0, float, Hedging(), Suspects(), lambda *_: None, lambda: True, str)
     tries.begun(attempt, 9.98)
     with pytest.raises(StatusError):
         tries.failed(attempt, stage_pb2.Fault(code=Code.DEADLINE_EXCEEDED.value[0], lost="b"), 9.99)

@@ -15,7 +15,7 @@ import pytest
 from serving.cli.ports import free_port_block
 from serving.router.accounting import Account
 from serving.router.host_link import HostLink
-from serving.router.ring import Ring, RingView
+from serving.router.ring import MAX_WAITING, RETURN_S, Ring, RingView
 from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages import clock
@@ -28,8 +28,6 @@ from stages.wire.link_quality import LINKS_NAME
 from stages.wire.status import MAX_PARTS
 from tests.conftest import eventually
 from tests.stages.hops import step
-
-READY_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ async def opened(topology: Topology) -> AsyncIterator[Ring]:
     ring = Ring()
     ring.set_hosts(topology.hosts)
     try:
-        await RingView(ring).usable(READY_S)
+        await eventually(lambda: not RingView(ring).problem)
         yield ring
     finally:
         await ring.close()
@@ -54,7 +52,7 @@ async def opened(topology: Topology) -> AsyncIterator[Ring]:
 async def write(ring: Ring) -> bytes:
     """A byte by `ar`."""
     view = RingView(ring)
-    await view.usable(READY_S)
+    await eventually(lambda: not view.problem)
     deadline = 2**42
     with Session(view, "ar", 8, deadline, Account()) as session:
         await session.push(step(remaining=1, codec="fp32"), b"The sea")
@@ -151,6 +149,21 @@ async def test_a_silent_host_is_lost_unless_the_router_was_suspended(tmp_path: P
     ring._lose(link, "it closed the connection")
     assert link.problem.endswith("(it closed the connection); machines that joined replace it, or add one")
     assert not link.is_lost
+
+
+async def test_a_request_waits_longer_for_hosts_that_come_back(tmp_path: Path) -> None:
+    ring, record = Ring(), tmp_path / LINKS_NAME
+    ring.links = [HostLink(HostEntry("away", "127.0.0.1:1", (0,), "127.0.0.1:1"), 5.0)]
+    ring._lose(ring.links[0], "it closed the connection")
+    assert ring.patience_s == 5.0
+    ring.links[0].info, ring.links[0].is_lost = stage_pb2.DescribeResponse(not_ready_reason="loading weights"), False
+    assert ring.patience_s == RETURN_S
+    ring.waiting = MAX_WAITING + 1
+    assert ring.patience_s == 5.0
+    ring.run, ring.waiting, ring.links[0].info = tmp_path, 0, None
+    for written, patience_s in (("", 5.0), ('{"proxy": "a:2"}', RETURN_S), ('{"proxy": "a:2", "advice": ["b"]}', 5.0)):
+        record.write_text(written)
+        assert ring.patience_s == patience_s
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
