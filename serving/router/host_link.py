@@ -53,7 +53,8 @@ class HostLink:
         self.held: dict[Weights, stage_pb2.Release] = {}  # loaded releases, the newest last
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} has not been reached yet"
-        self.is_lost = False  # it does not answer, and no joining machine takes its place
+        # When it stopped answering, by the monotonic clock, if no joining machine takes its place; None: it answers.
+        self.lost_at: float | None = None
         self.warnings: tuple[str, ...] = ()  # to fix while requests still use the host; empty where all is well
         # The finding of an audit, and the monotonic time until which the host gets no work.
         self.quarantined, self.quarantined_until = "", 0.0
@@ -121,7 +122,7 @@ class HostLink:
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.update(info)
-        self.is_lost = False
+        self.lost_at = None
         clock = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.warnings = (clock, ending(info.certificate_until_s), ONE_AT_A_TIME * info.one_at_a_time)
         self.update_prefixes(info.prefixes)

@@ -6,7 +6,6 @@ session passes the events and the time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -108,7 +107,7 @@ class Tries:
     capacity: int  # positions that the hosts reserve
     due_at: float  # the deadline
     patience_s: float  # how long the work may fail and be repeated on the same hosts
-    search_s: Callable[[], float]  # how long to wait for a path now
+    gives_up_at: Callable[[float], float]  # until when to look for a path, by when that began
     hedging: Hedging
     suspects: Suspects
     # Finds a path that avoids some addresses if possible, over hosts that cache most of a text's prefixes.
@@ -231,7 +230,7 @@ class Tries:
         path = self.choose(self._avoided, prefixes)
         if path is not None and (not self.count or self.may_replay()):
             return path
-        if now_s > min(self.due_at, math.inf if path else since_s + self.search_s()):
+        if now_s > (self.due_at if path else min(self.gives_up_at(since_s), self.due_at)):
             waited_s = now_s - since_s
             raise unavailable(f"{self._cause.message if self._cause else self.problem()} (waited {waited_s:.1f} s)")
         return None

@@ -65,7 +65,7 @@ def best_path(
 def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
     """Why no request can use the hosts that hold `weights`; None: any weights that the hosts have in common."""
     # name lost hosts first: the others wait for them
-    for link in sorted(links, key=lambda link: not link.is_lost):
+    for link in sorted(links, key=lambda link: link.lost_at is None):
         if link.problem:
             return link.problem
     lacking = [link for link in links if weights is not None and weights not in link.held]

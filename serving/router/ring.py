@@ -119,16 +119,19 @@ class Ring:
             link.relay.wake()
         return attempt
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds that a request without a path waits for one: more while hosts load their weights, or while
-        machines that joined start again or are replaced."""
-        record = LinkRecord.read(self.run)
-        away = [link for link in self.links if link.problem and not link.quarantined]
-        returning = [link for link in away if record.proxy or (link.info and not link.info.ready and not link.is_lost)]
-        if not away or returning != away or record.advice or self.waiting > MAX_WAITING:
-            return self.settings.hop_timeout_s
-        return RETURN_S
+    def gives_up_at(self, begin_s: float) -> float:
+        """When a request that has looked for a path since `begin_s` gives up: later while hosts load their weights, and
+        while machines that joined start again or are replaced."""
+        record, hop_timeout_s = LinkRecord.read(self.run), self.settings.hop_timeout_s
+        is_short = bool(record.advice) or self.waiting > MAX_WAITING
+
+        def of(link: HostLink) -> float:
+            if link.lost_at is not None:
+                return max(link.lost_at, begin_s) + hop_timeout_s
+            returns = record.proxy or (link.info is not None and not link.info.ready)
+            return begin_s + (RETURN_S if returns and not link.quarantined and not is_short else hop_timeout_s)
+
+        return min((of(link) for link in self.links if link.problem), default=begin_s + hop_timeout_s)
 
     def may_replay(self) -> bool:
         """True if one more request may replay: all at once would stall the remaining hosts."""
@@ -265,8 +268,11 @@ class Ring:
         joined = bool(LinkRecord.read(self.run).proxy)
         remedy = "machines that joined replace it, or add one" if joined else "check that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
-        link.is_lost = not (joined or link.quarantined)
-        if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
+        if joined or link.quarantined:
+            link.lost_at = None
+        elif link.lost_at is None:
+            link.lost_at = monotonic()
+        if link.lost_at and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
             problem += " (if `up` started it: `onesweep down`, then the same `onesweep up` again)"
         if not link.problem:
             log.warning("%s", problem)
@@ -334,7 +340,7 @@ class RingView:
         try:
             while problem := self.problem:
                 now_s = monotonic()
-                if now_s >= min(begin_s + self.ring.patience_s, due_at - RETRY_S):
+                if now_s >= min(self.ring.gives_up_at(begin_s), due_at - RETRY_S):
                     raise unavailable(f"{problem} (waited {now_s - begin_s:.1f} s)")
                 await asyncio.sleep(RETRY_S)
         finally:

@@ -136,7 +136,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     blocks=link.entry.blocks,
                     ready=not link.problem,
                     reason=link.problem,
-                    lost=link.is_lost,
+                    lost=link.lost_at is not None,
                     rtt_ms=link.relay.rtt_ms or 0.0,
                     sessions=info.counters.sessions,
                     session_bytes=info.counters.session_bytes,

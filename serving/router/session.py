@@ -73,7 +73,7 @@ class Session:
             capacity=capacity,
             due_at=due_at,
             patience_s=self.ring.settings.hop_timeout_s,
-            search_s=lambda: self.ring.patience_s,
+            gives_up_at=self.ring.gives_up_at,
             hedging=self.ring.hedging,
             suspects=self.ring.suspects,
             choose=self._choose,

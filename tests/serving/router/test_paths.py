@@ -25,7 +25,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
     """A host as described. links: round trip to another one, or why it cannot be used."""
     link = HostLink.__new__(HostLink)
     link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
-    link.is_lost = False
+    link.lost_at = None
     link.prefixes, link.prefix_version = frozenset(), 0
     link.relay = Relay()  # type: ignore[assignment]
     link.relay.min_rtt_ms = rtt_ms  # type: ignore[misc]
@@ -49,7 +49,7 @@ def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Collecti
 
 def test_a_lost_host_is_reported_before_hosts_that_wait_for_it() -> None:
     waits, lost = make("a", (0,)), make("b", (1,))
-    waits.problem, lost.problem, lost.is_lost = "a waits for b", "b is lost", True
+    waits.problem, lost.problem, lost.lost_at = "a waits for b", "b is lost", 1.0
     assert problem_of([waits, lost], None) == "b is lost"
 
 

@@ -139,31 +139,32 @@ async def test_a_silent_host_is_lost_unless_the_router_was_suspended(tmp_path: P
         for passed_s, lost in ((0.1, False), (2.0, False), (0.1, True)):  # after two seconds in one it was the router
             now[0] += passed_s
             ring.look()
-            assert (bool(link.problem), link.is_lost) == (lost, lost)
+            assert (bool(link.problem), link.lost_at is not None) == (lost, lost)
     assert "is lost (it has been silent for 2.2 s)" in link.problem
     ring.run = tmp_path  # with certificates
     ring._lose(link, "it closed the connection")
     assert "check that it runs" in link.problem
-    assert link.is_lost
+    assert link.lost_at is not None
     (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # with machines that joined
     ring._lose(link, "it closed the connection")
     assert link.problem.endswith("(it closed the connection); machines that joined replace it, or add one")
-    assert not link.is_lost
+    assert link.lost_at is None
 
 
 async def test_a_request_waits_longer_for_hosts_that_come_back(tmp_path: Path) -> None:
-    ring, record = Ring(), tmp_path / LINKS_NAME
-    ring.links = [HostLink(HostEntry("away", "127.0.0.1:1", (0,), "127.0.0.1:1"), 5.0)]
-    ring._lose(ring.links[0], "it closed the connection")
-    assert ring.patience_s == 5.0
-    ring.links[0].info, ring.links[0].is_lost = stage_pb2.DescribeResponse(not_ready_reason="loading weights"), False
-    assert ring.patience_s == RETURN_S
+    ring, link, now = Ring(), HostLink(HostEntry("away", "127.0.0.1:1", (0,), "127.0.0.1:1"), 5.0), [100.0]
+    ring.links = [link]
+    with clock.replaced(lambda: now[0]):
+        ring._lose(link, "it closed the connection")
+    assert [ring.gives_up_at(begin_s) for begin_s in (90.0, 100.0, 104.0)] == [105.0, 105.0, 109.0]
+    link.info, link.lost_at = stage_pb2.DescribeResponse(not_ready_reason="loading weights"), None
+    assert ring.gives_up_at(100.0) == 100.0 + RETURN_S
     ring.waiting = MAX_WAITING + 1
-    assert ring.patience_s == 5.0
-    ring.run, ring.waiting, ring.links[0].info = tmp_path, 0, None
-    for written, patience_s in (("", 5.0), ('{"proxy": "a:2"}', RETURN_S), ('{"proxy": "a:2", "advice": ["b"]}', 5.0)):
-        record.write_text(written)
-        assert ring.patience_s == patience_s
+    assert ring.gives_up_at(100.0) == 105.0
+    ring.run, ring.waiting, link.info = tmp_path, 0, None
+    for written, wait_s in (("", 5.0), ('{"proxy": "a:2"}', RETURN_S), ('{"proxy": "a:2", "advice": ["b"]}', 5.0)):
+        (tmp_path / LINKS_NAME).write_text(written)
+        assert ring.gives_up_at(100.0) == 100.0 + wait_s
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
