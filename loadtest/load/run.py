@@ -13,7 +13,7 @@ from typing import Any
 from loadtest.commands import BenchReport, echo, settings_record
 from loadtest.lab.lab import Child
 from loadtest.lab.profile import ROUTER
-from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, outcome_of
+from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, table, text_column
 from loadtest.workload.caller import RouterState
 from loadtest.workload.prompts import seeded_prompts
@@ -78,7 +78,7 @@ def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> Loa
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, recording), wrong)
+    return LoadResult(mode, users, figures_of(judged, recording.window), wrong)
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -231,25 +231,25 @@ def count(judged: Iterable[Judged]) -> Counts:
     return Counts(requests=found.total(), **{outcome.value: found[outcome] for outcome in Outcome})
 
 
-def figures_of(judged: Sequence[Judged], run: Recording) -> LoadFigures:
+def figures_of(judged: Sequence[Judged], window: Window) -> LoadFigures:
     """:param judged: every request of the run, whenever it began."""
     inside, outside = list[Judged](), list[Judged]()
     for each in judged:
-        (inside if run.begin_s <= each[0].begin_s < run.end_s else outside).append(each)
+        (inside if window.contains(each[0].begin_s) else outside).append(each)
     right = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.RIGHT)
     refusals = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.REFUSED)
-    arrived = sum(outcome is Outcome.RIGHT and run.begin_s <= each.end_s < run.end_s for each, outcome in judged)
+    arrived = sum(outcome is Outcome.RIGHT and window.contains(each.end_s) for each, outcome in judged)
     failed = [sample for sample, outcome in inside if outcome is Outcome.FAILED]
     failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
     return LoadFigures(
         counts=count(inside),
         outside=count(outside),
-        seconds=run.seconds,
-        throughput_rps=arrived / run.seconds,
+        seconds=window.seconds,
+        throughput_rps=arrived / window.seconds,
         p50_ms=percentile(right, 50),
         p95_ms=percentile(right, 95),
         p99_ms=percentile(right, 99),
         refusal_p95_ms=percentile(refusals, 95),
-        generator_cores=run.processor_s / run.seconds,
+        generator_cores=window.processor_s / window.seconds,
         failures=dict(failures.most_common(MAX_MESSAGES)),
     )

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load.plan import OK, OPEN, LoadSample, Outcome, Recording, outcome_of
+from loadtest.load.plan import OK, OPEN, LoadSample, Outcome, Window, outcome_of
 from loadtest.load.run import Counts, LoadFigures, LoadResult, figures_of, find_knee, judge, knee_note
 from loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
-WINDOW = Recording([], 100.0, 110.0, 0.5)
+WINDOW = Window(100.0, 110.0, 0.5)
 CODES = [code.name for code in grpc.StatusCode] + [OPEN]
 
 moments = st.floats(90, 120, allow_nan=False)
