@@ -61,7 +61,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.counters, self.prompts, self.expiry = RouterCounters(), PromptPools(), Expiry(self.ring.security.tls)
+        self.counters, self.prompts = RouterCounters(self.ring.counters), PromptPools()
+        self.expiry = Expiry(self.ring.security.tls)
         self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
     def Generate(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stages.host.plan import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import StatusError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ STAGE_METRICS = (
 )
 
 
-class LinkCounters:
+class LinkCounters(LinkObserver):
     """Counters of one link."""
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class LinkCounters:
         self.handover_s.add(seconds)
 
 
-class LinkCounterTable:
+class LinkTable:
     """Counters of each link, the first MAX_LINKS by address."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class LinkCounterTable:
 
     def keep(self, names: Collection[str]) -> dict[str, LinkCounters]:
         """The counters of these links; all others are dropped to make room for new links."""
-        self.links = {name: figures for name, figures in self.links.items() if name in names or name == OTHERS}
+        self.links = {name: link for name, link in self.links.items() if name in names or name == OTHERS}
         return self.links
 
 
@@ -86,31 +87,38 @@ class ModelCounters:
         self.received_bytes = self.result_bytes = 0
 
 
-class HostCounters:
-    """Counters of a host. `taken` is called on the compute thread, all else on the event loop."""
+class PassCounters:
+    """Counters of passes. Changed on the compute thread, all others on the event loop."""
 
     def __init__(self) -> None:
-        self.models = {kind: ModelCounters() for kind in MODEL_KINDS}
-        self.pass_hops, self.pass_rows = Histogram(COUNTS), Histogram(COUNTS)
-        self.refusals: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
-        self.links = LinkCounterTable()
+        self.hops, self.rows = Histogram(COUNTS), Histogram(COUNTS)
 
     def taken(self, jobs: Sequence[ScheduledHop]) -> None:
         if jobs:
-            self.pass_hops.add(len(jobs))
-            self.pass_rows.add(sum(job.work.rows for job in jobs))
+            self.hops.add(len(jobs))
+            self.rows.add(sum(job.work.rows for job in jobs))
+
+
+class HostCounters:
+    """Counters of a host."""
+
+    def __init__(self, links: LinkTable, passes: PassCounters) -> None:
+        self.models = {kind: ModelCounters() for kind in MODEL_KINDS}
+        self.links, self.passes, self.completed = links, passes, 0
+        self.refusals: Counter[str] = Counter()  # by code, like faults
+        self.faults: Counter[str] = Counter()
 
     def ended(self, job: ScheduledHop) -> None:
-        figures = self.models[job.session.kind]
-        figures.received_bytes += job.received_bytes
+        model = self.models[job.session.kind]
+        model.received_bytes += job.received_bytes
         if isinstance(job.result, StatusError):
             return
-        figures.queue_s.add(job.queue_ms / 1000)
-        figures.compute_s.add(job.compute_ms / 1000)
+        self.completed += 1
+        model.queue_s.add(job.queue_ms / 1000)
+        model.compute_s.add(job.compute_ms / 1000)
         event = job.work.result or job.result  # `work.result` if the hop's outcome begins the next step
         if isinstance(event, stage_pb2.Event):
-            figures.result_bytes += event.ByteSize()
+            model.result_bytes += event.ByteSize()
 
     def read(self, host: stage_pb2.DescribeResponse) -> MetricValues:
         """Values for a scrape. `host`: the state that is read rather than counted."""
@@ -126,8 +134,8 @@ class HostCounters:
             "hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
             "received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},
             "result_bytes_total": {(kind,): model.result_bytes for kind, model in models.items()},
-            "pass_hops": {(): self.pass_hops},
-            "pass_rows": {(): self.pass_rows},
+            "pass_hops": {(): self.passes.hops},
+            "pass_rows": {(): self.passes.rows},
             "refused_total": {(code,): count for code, count in self.refusals.items()},
             "faults_total": {(code,): count for code, count in self.faults.items()},
             "queued_hops": {(): counters.queued},

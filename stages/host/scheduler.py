@@ -24,7 +24,7 @@ from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
 from stages.host.grammar import GRAMMAR_BYTES
-from stages.host.metrics import HostCounters
+from stages.host.metrics import PassCounters
 from stages.host.parts import WARM_POSITIONS, Parts
 from stages.host.plan import ModelKind
 from stages.host.sessions import HostSession
@@ -143,12 +143,11 @@ class ScheduledHop:
 class Scheduler:
     """Owns the hops from their acceptance to their result."""
 
-    def __init__(self, following: int, limit: int, most_hops: int, meter: HostCounters | None = None) -> None:
+    def __init__(self, following: int, limit: int, most_hops: int) -> None:
         """:param following: the block or stage after those of this host.
         :param limit: most hops under way; one more is refused.
         :param most_hops: most hops in a pass; 1 = one after another."""
-        self.following, self.limit, self.most_hops = following, limit, most_hops
-        self.meter = meter
+        self.following, self.limit, self.most_hops, self.counters = following, limit, most_hops, PassCounters()
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
         """Hops that wait for an earlier hop of their session to end: they share its caches."""
@@ -237,8 +236,7 @@ class Scheduler:
         """One pass, with one piece of every hop in it; returns the jobs that now have a result."""
         self._take_in()
         running, others = self._first_in_line()
-        if self.meter is not None:
-            self.meter.taken([*running, *others])
+        self.counters.taken([*running, *others])
         begin = monotonic()
         while running:  # through all stages of this host
             _advance(running)
