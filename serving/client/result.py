@@ -86,7 +86,7 @@ class Result(Cost):
     stopped: bool
     # From admission to the first byte.
     first_byte_ms: float
-    # Tokens guessed by a drafter, and how many of them were right.
+    # Tokens that a drafter wrote, and how many of them were right.
     drafted: int
     accepted: int
     # Guesses that counted: those that were right, and the first wrong one of each sweep.

@@ -235,8 +235,8 @@ def report_text(report: Report) -> str:
     lines = ["hop                     rtt ms    min ms  full state ms  Mbit/s"]
     for hop in report.hops:
         name = f"{hop.source} -> {hop.target}"
-        figures = f"{hop.rtt_ms:8.1f}  {hop.rtt_min_ms:8.1f}  {hop.state_ms:13.1f}  {hop.rate_mbps:6.0f}"
-        lines.append(f"{name:<21} {figures}")
+        numbers = f"{hop.rtt_ms:8.1f}  {hop.rtt_min_ms:8.1f}  {hop.state_ms:13.1f}  {hop.rate_mbps:6.0f}"
+        lines.append(f"{name:<21} {numbers}")
     lines += ["", "machine   clock ms  congestion  idle restart  version  chain         ar            scorer"]
     for m in report.machines:
         lines.append(
