@@ -158,7 +158,7 @@ def test_a_key_does_not_use_prefixes_of_another_key(line: Line) -> None:
 def test_prefixes_of_a_faulty_host_are_not_used_after_its_restart(
     bundles: Path, servers: Any, forgetful: Client, lying: Callable[[str, Callable[[], bool]], None]
 ) -> None:
-    """The router continues; tests/serving/router/test_liars.py has one that is started again."""
+    """The router continues; tests/serving/router/test_lying_hosts.py has one that is started again."""
     bundle, lies = bundles / "scored", [True]
     lying("host-1", lambda: bool(lies))
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
