@@ -133,8 +133,7 @@ class Worker:
 
     def save(self) -> None:
         """Save the state. Raises CheckpointError, with the previous state intact."""
-        groups = self.state()
-        save_worker(self.settings.state / STATE_NAME, self.run, self.progress, groups)
+        save_worker(self.settings.state / STATE_NAME, self.run, self.progress, self.state())
         self._saved_at = time.monotonic()
 
     def leave(self) -> None:
