@@ -40,8 +40,8 @@ class Host:
         self.prefixes = PrefixStore(settings.prefix_mb << 20)
         self.admission = HopAdmission(settings, self.releases, self.sessions, self.prefixes)
         self.subscribers = Subscribers()
-        self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch)
-        self.counters = HostCounters(next_hosts.counters, self.scheduler.counters)
+        self.counters = HostCounters(next_hosts.counters)
+        self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.counters.taken)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._going: asyncio.TimerHandle | None = None  # steps wait until then to share a pass
         self.stall_s = 0.0

@@ -87,26 +87,20 @@ class ModelCounters:
         self.received_bytes = self.result_bytes = 0
 
 
-class PassCounters:
-    """Counters of passes. Changed on the compute thread, all others on the event loop."""
+class HostCounters:
+    """Counters of a host. `taken` is called on the compute thread, all else on the event loop."""
 
-    def __init__(self) -> None:
-        self.hops, self.rows = Histogram(COUNTS), Histogram(COUNTS)
+    def __init__(self, links: LinkTable) -> None:
+        self.models = {kind: ModelCounters() for kind in MODEL_KINDS}
+        self.links, self.completed = links, 0
+        self.pass_hops, self.pass_rows = Histogram(COUNTS), Histogram(COUNTS)
+        self.refusals: Counter[str] = Counter()  # by code, like faults
+        self.faults: Counter[str] = Counter()
 
     def taken(self, jobs: Sequence[ScheduledHop]) -> None:
         if jobs:
-            self.hops.add(len(jobs))
-            self.rows.add(sum(job.work.rows for job in jobs))
-
-
-class HostCounters:
-    """Counters of a host."""
-
-    def __init__(self, links: LinkTable, passes: PassCounters) -> None:
-        self.models = {kind: ModelCounters() for kind in MODEL_KINDS}
-        self.links, self.passes, self.completed = links, passes, 0
-        self.refusals: Counter[str] = Counter()  # by code, like faults
-        self.faults: Counter[str] = Counter()
+            self.pass_hops.add(len(jobs))
+            self.pass_rows.add(sum(job.work.rows for job in jobs))
 
     def ended(self, job: ScheduledHop) -> None:
         model = self.models[job.session.kind]
@@ -134,8 +128,8 @@ class HostCounters:
             "hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
             "received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},
             "result_bytes_total": {(kind,): model.result_bytes for kind, model in models.items()},
-            "pass_hops": {(): self.passes.hops},
-            "pass_rows": {(): self.passes.rows},
+            "pass_hops": {(): self.pass_hops},
+            "pass_rows": {(): self.pass_rows},
             "refused_total": {(code,): count for code, count in self.refusals.items()},
             "faults_total": {(code,): count for code, count in self.faults.items()},
             "queued_hops": {(): counters.queued},

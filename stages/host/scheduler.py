@@ -24,7 +24,6 @@ from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
 from stages.host.grammar import GRAMMAR_BYTES
-from stages.host.metrics import PassCounters
 from stages.host.parts import WARM_POSITIONS, Parts
 from stages.host.plan import ModelKind
 from stages.host.sessions import HostSession
@@ -140,14 +139,18 @@ class ScheduledHop:
     result: Outcome | StatusError | None = None
 
 
+OnPass = Callable[[list[ScheduledHop]], object]
+
+
 class Scheduler:
     """Owns the hops from their acceptance to their result."""
 
-    def __init__(self, following: int, limit: int, most_hops: int) -> None:
+    def __init__(self, following: int, limit: int, most_hops: int, on_pass: OnPass = lambda jobs: None) -> None:
         """:param following: the block or stage after those of this host.
         :param limit: most hops under way; one more is refused.
-        :param most_hops: most hops in a pass; 1 = one after another."""
-        self.following, self.limit, self.most_hops, self.counters = following, limit, most_hops, PassCounters()
+        :param most_hops: most hops in a pass; 1 = one after another.
+        :param on_pass: called with the hops of each pass, before it."""
+        self.following, self.limit, self.most_hops, self.on_pass = following, limit, most_hops, on_pass
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
         """Hops that wait for an earlier hop of their session to end: they share its caches."""
@@ -236,7 +239,7 @@ class Scheduler:
         """One pass, with one piece of every hop in it; returns the jobs that now have a result."""
         self._take_in()
         running, others = self._first_in_line()
-        self.counters.taken([*running, *others])
+        self.on_pass([*running, *others])
         begin = monotonic()
         while running:  # through all stages of this host
             _advance(running)

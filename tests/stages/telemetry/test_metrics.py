@@ -13,7 +13,7 @@ import pytest
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.v1 import router_pb2
 from stages.errors import InputError
-from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters, LinkTable, PassCounters
+from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters, LinkTable
 from stages.host.parts import Parts
 from stages.model.draft_tree import Draft
 from stages.model.vocabulary import BYTES
@@ -30,14 +30,10 @@ from tests.stages.raw_client import ROUTER
 from tests.stages.slow_runner import watched
 
 
-def new_counters() -> HostCounters:
-    return HostCounters(LinkTable(), PassCounters())
-
-
 @pytest.mark.parametrize(
     ("read", "families"),
     [
-        (new_counters().read(stage_pb2.DescribeResponse()), STAGE_METRICS),
+        (HostCounters(LinkTable()).read(stage_pb2.DescribeResponse()), STAGE_METRICS),
         (RouterCounters(LinkTable()).read(router_pb2.StatusResponse()), ROUTER_METRICS),
     ],
 )
@@ -49,7 +45,7 @@ def test_every_family_is_read_and_every_name_follows_the_conventions(read: Any, 
 
 
 def test_closed_links_are_counted_together() -> None:
-    counters = new_counters()
+    counters = HostCounters(LinkTable())
     for port in range(2 * MAX_LINKS):
         counters.links.link(f"10.0.0.1:{port}").sent(1)
     host = stage_pb2.DescribeResponse()
@@ -75,7 +71,7 @@ def scrape(families: Any, read: Callable[[], Any], loop: asyncio.AbstractEventLo
 
 
 def test_a_server_exports_host_and_process_metrics() -> None:
-    counters = new_counters()
+    counters = HostCounters(LinkTable())
     counters.refusals[exhausted("full", 1).code.name] += 1
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
     host.links.add(address="127.0.0.1:1", rtt_ms=20)
