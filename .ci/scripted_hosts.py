@@ -17,6 +17,7 @@ from loadtest.simulation.network import SMALL_BYTES, Connection
 from loadtest.simulation.processes import SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
 from serving.router.topology import HostEntry
+from stages.host.metrics import LinkTable
 from stages.host.parts import Release
 from stages.host.scheduler import HopWork, TextWork
 from stages.host.settings import HostSettings
@@ -87,7 +88,7 @@ class ScriptedHost(SimulatedHost):
         plan: Any = SimpleNamespace(blocks=entry.blocks, weights=WEIGHTS, models=models)
         parts: Any = SimpleNamespace(plan=plan, drafter=lambda kind: None)
         relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
-        onward: Any = SimpleNamespace(to=relays.__getitem__, counters=None)
+        onward: Any = SimpleNamespace(to=relays.__getitem__, counters=LinkTable())
         super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
         self.admission.parse, self.jobs, self.done = parse, deque[Any](), set[tuple[str, int, int]]()
         self.scheduler: Any = self

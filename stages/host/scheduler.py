@@ -171,10 +171,8 @@ class Scheduler:
 
     @property
     def full(self) -> bool:
-        """True if the limit of steps and sweeps under way is reached; all pieces of one count as one."""
-        if len(self) < self.limit:
-            return False
-        # else four long prompts would fill the queue, and the last pieces of a step would be refused after its first
+        """True if the limit of steps and sweeps under way is reached; all pieces of one count as one: else four long
+        prompts would fill the queue, and the last pieces of a step would be refused after its first."""
         return len({id(job.session) for job in (*self._arrived, *self._waiting, *self._jobs)}) >= self.limit
 
     @property

@@ -72,8 +72,8 @@ def second_turn(client: Client) -> Callable[..., tuple[str, Result]]:
 
     def ask(topic: str, **settings: Any) -> tuple[str, Result]:
         first = f"{topic}. {TALE}"
-        told: Result = until(lambda: cached(client.generate(first, seed=5, **settings)))
-        answer = told.output.decode(errors="replace")
+        result: Result = until(lambda: cached(client.generate(first, seed=5, **settings)))
+        answer = result.output.decode(errors="replace")
         prompt = f"{first}{answer}\nAnd what did the captain say to the crew that night?"
         return prompt, client.generate(prompt, seed=6, **settings)
 
