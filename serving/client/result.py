@@ -89,7 +89,7 @@ class Result(Cost):
     # Tokens that a drafter wrote, and how many of them were right.
     drafted: int
     accepted: int
-    # Draft tokens that counted: those that were right, and the first wrong one of each sweep.
+    # Draft tokens that counted: the right ones, and the first wrong one of each sweep.
     reached: int
     # The exact bytes; `text` shows those that are no UTF-8 as U+FFFD.
     output: bytes = field(repr=False)
