@@ -16,7 +16,6 @@ from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost, ScriptedRelay, StepTaker, after
 
@@ -59,11 +58,11 @@ class ScriptedLink(HostLink):
     is_open = False
 
     def __init__(self, world: ScriptedWorld, ring: WatchedRing, entry: HostEntry) -> None:
-        with patch("serving.router.host_link.Relay", partial(ScriptedRelay, world.network)):
-            super().__init__(entry, ring.settings.hop_timeout_s)
+        relay: Any = ScriptedRelay(world.network, entry.address, ring.settings.hop_timeout_s)
+        super().__init__(entry, relay.hop_timeout_s, relay=relay)
         self.world, self.ring, self.parts, self.held = world, ring, len(STAGES), {WEIGHTS: stage_pb2.Release()}
         self.onward = {each.address: stage_pb2.LinkInfo(address=each.address, rtt_ms=RTT_MS) for each in after(entry)}
-        self.channel = self.relay.channel
+        self.channel = relay.channel
         self.listen()
 
     def listen(self) -> None:

@@ -17,6 +17,7 @@ from loadtest.simulation.network import SMALL_BYTES, Connection
 from loadtest.simulation.processes import SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
 from serving.router.topology import HostEntry
+from stages.host.metrics import LinkTable
 from stages.host.parts import Release
 from stages.host.scheduler import HopWork, TextWork
 from stages.host.settings import HostSettings
@@ -87,7 +88,7 @@ class ScriptedHost(SimulatedHost):
         plan: Any = SimpleNamespace(blocks=entry.blocks, weights=WEIGHTS, models=models)
         parts: Any = SimpleNamespace(plan=plan, drafter=lambda kind: None)
         relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
-        onward: Any = SimpleNamespace(to=relays.__getitem__)
+        onward: Any = SimpleNamespace(to=relays.__getitem__, counters=LinkTable())
         super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
         self.admission.parse, self.jobs, self.done = parse, deque[Any](), set[tuple[str, int, int]]()
         self.scheduler: Any = self
@@ -188,7 +189,7 @@ class ScriptedRelay:
     min_rtt_ms, late_ms, asked_at = RTT_MS, 0.0, None
     wake = staticmethod(bool)  # nothing cools down
 
-    def __init__(self, network: Any, address: str, _: object = None, hop_timeout_s: float = 5.0, *__: object) -> None:  # noqa: ANN401
+    def __init__(self, network: Any, address: str, hop_timeout_s: float = 5.0) -> None:  # noqa: ANN401
         self.address, self.hop_timeout_s, self.channel = address, hop_timeout_s, MemoryChannel(network, address)
         if address in network.servers:
             self.channel.connection = Connection(self.channel, *network.servers[address][::-1])

@@ -79,7 +79,7 @@ def origin() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of a run, without which a figure means little."""
+    """The machine of a run, without which a result means little."""
     return {
         "processor": processor(),
         "cores": all_cores(),

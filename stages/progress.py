@@ -16,9 +16,9 @@ CLEAR = "\r\x1b[K"
 
 
 def aligned(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
-    """Lines of a table for a terminal; a row with fewer cells than the first shows a message in place of figures.
+    """Lines of a table for a terminal; a row with fewer cells than the first shows a message in place of numbers.
 
-    :param ruled: align figures to the right, and draw a line below the head.
+    :param ruled: align numbers to the right, and draw a line below the head.
     """
     widths = [max(map(len, column)) for column in zip(*(r for r in rows if len(r) == len(rows[0])), strict=True)]
     if ruled:
@@ -58,7 +58,7 @@ class ProgressLine:
         if now - self._last < (TERMINAL_PAUSE_S if self._in_place else self._pause_s):
             return
         self._last, self._what, self._pause_s = now, what, 2 * self._pause_s  # a repeated message is less and less news
-        line = what + self._figures(now - self._begin, share)
+        line = what + self._numbers(now - self._begin, share)
         if self._in_place:
             # a wrapped line cannot be erased
             print(CLEAR + line[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
@@ -72,7 +72,7 @@ class ProgressLine:
             print(CLEAR, end="", file=self._stream, flush=True)
         self._shown = ""
 
-    def _figures(self, took_s: float, share: float | None) -> str:
+    def _numbers(self, took_s: float, share: float | None) -> str:
         if share is None:
             return f" ({took_s:.0f} s)" if took_s >= MIN_S else ""
         if share < MIN_SHARE or took_s < MIN_S:

@@ -31,7 +31,7 @@ from stages.model.llama import LlamaStage
 from stages.settings import from_toml, read_toml
 from stages.wire.status import StatusError
 from tests.fuzz.readers import readers
-from tests.stages.importing.published import config_of, letters_said, taken_apart, their_name, write_gguf
+from tests.stages.importing.published import config_of, letters_metadata, taken_apart, their_name, write_gguf
 from tests.stages.model.tiny_llama import tiny_tokenizer
 from trainer.blocks.config import TrainingConfig, parse_config
 
@@ -107,8 +107,8 @@ def gguf() -> Target:
     def seeds() -> Iterator[bytes]:
         tensors, seed = taken_apart(LlamaStage(SHAPE, 0)), folder / "seed.gguf"
         for matrices in ("F32", "Q4_0", "Q4_1"):
-            for said in (letters_said(), pieces):
-                yield write_gguf(seed, tensors, SHAPE, said=said, matrices=matrices).read_bytes()
+            for metadata in (letters_metadata(), pieces):
+                yield write_gguf(seed, tensors, SHAPE, metadata=metadata, matrices=matrices).read_bytes()
 
     return Target(parse, seeds(), (OnesweepError,), changed_metadata)
 

@@ -94,8 +94,8 @@ def first_works(kind: str, source: ModelSource) -> list[Any]:
 def request() -> Target:
     """A request to a router whose model has tokens and a chat template; the first byte of an input chooses the mode."""
     calls = "{{ tools | tojson }}" + '<tool_call>\n{"name": ..., "arguments": ...}</tool_call>'
-    told = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
-    encoding, template = Tokenizer.from_str(tiny_tokenizer(300)), ChatTemplate(told + calls)
+    written = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    encoding, template = Tokenizer.from_str(tiny_tokenizer(300)), ChatTemplate(written + calls)
     spoken = PretrainedTokenizer(encoding, Vocabulary(300), frozenset({257}), template)
 
     class Served(Mode):

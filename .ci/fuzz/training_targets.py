@@ -58,9 +58,9 @@ def update() -> Target:
             return
         codec = codecs[number]
         public = {name: torch.zeros(shape) for name, shape in like.items()}
-        told = receive(public, payload[: codec.size(like)], codec.name)
-        assert shapes(told) == like
-        codec.decode(codec.encode(told), like)
+        received = receive(public, payload[: codec.size(like)], codec.name)
+        assert shapes(received) == like
+        codec.decode(codec.encode(received), like)
 
     def seeds() -> Iterator[bytes]:
         for i, codec in enumerate(codecs):

@@ -55,7 +55,7 @@ class TimedAnswer:
     output: bytes
     units: int  # tokens of a text, which may end early; 1 for a picture
     latency_ms: float = field(compare=False)  # from the call to the end of the account
-    compute_ms: float = field(compare=False)  # the hosts' own figure
+    compute_ms: float = field(compare=False)  # as the hosts report it
     sweeps: int = field(compare=False)
 
 

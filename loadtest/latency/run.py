@@ -322,7 +322,7 @@ LINKED: tuple[Column[Row], ...] = (
     number_column("x direct", "over_direct", 3),
 )
 
-# For pictures: no figures of texts, but a picture's compute on the hosts.
+# For pictures: no metrics of texts, but a picture's compute on the hosts.
 PICTURES: tuple[Column[Row], ...] = (
     *map(text_column, ("profile", "mode")),
     number_column("levels", "length", 0),

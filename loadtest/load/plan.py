@@ -105,19 +105,29 @@ class LoadSettings:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """All requests of a run, and its window: the measured part, in seconds on the load generator's clock."""
+class Window:
+    """The measured part of a run, in seconds on the load generator's clock."""
 
-    samples: list[LoadSample]
     begin_s: float
     end_s: float
-    processor_s: float  # the load generator's processor time in the window
+    processor_s: float  # the load generator's processor time
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.begin_s
 
+    def contains(self, at_s: float) -> bool:
+        return self.begin_s <= at_s < self.end_s
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All requests of a run, and its window."""
+
+    samples: list[LoadSample]
+    window: Window
+
     @classmethod
     def from_json(cls, text: str) -> Self:
         table = json.loads(text)
-        return cls([LoadSample(**sample) for sample in table.pop("samples")], **table)
+        return cls([LoadSample(**sample) for sample in table["samples"]], Window(**table["window"]))

@@ -13,7 +13,7 @@ from typing import Any
 from loadtest.commands import BenchReport, echo, settings_record
 from loadtest.lab.lab import Child
 from loadtest.lab.profile import ROUTER
-from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, outcome_of
+from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, table, text_column
 from loadtest.workload.caller import RouterState
 from loadtest.workload.prompts import seeded_prompts
@@ -27,7 +27,7 @@ from stages.progress import counted
 class LoadResult:
     mode: str
     users: int
-    figures: LoadFigures
+    metrics: LoadMetrics
     wrong: str = ""  # the first wrong text with the right one
 
 
@@ -52,7 +52,7 @@ def measure_load(settings: LoadSettings) -> BenchReport:
     found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit, "rows": rows}
     found["knees"] = [{"mode": result.mode, "users": result.users} for result, _ in knees]
     record = found | {"settings": settings_record(s, target=target.network.profile)}
-    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
+    counts = [count for result in results for count in (result.metrics.counts, result.metrics.outside)]
     failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
     if trouble := failed + lost + wrong:  # a sound deployment answers everything
         notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
@@ -78,7 +78,7 @@ def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> Loa
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, recording), wrong)
+    return LoadResult(mode, users, metrics_of(judged, recording.window), wrong)
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -130,11 +130,11 @@ RUNS: tuple[Column[dict[str, Any]], ...] = (
 
 def run_notes(result: LoadResult) -> list[str]:
     """Sentences for which the table has no room."""
-    f, o = result.figures, result.figures.outside
+    f, o = result.metrics, result.metrics.outside
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})"]
     if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:
-        notes.append("the window is shorter than two requests: raise --seconds for better figures")
+        notes.append("the window is shorter than two requests: raise --seconds for better numbers")
     notes += [f"failed {count} x: {failure}" for failure, count in f.failures.items()]
     if result.wrong:
         notes.append(f"wrong text: {result.wrong}")
@@ -143,8 +143,8 @@ def run_notes(result: LoadResult) -> list[str]:
 
 def run_line(result: LoadResult) -> str:
     """A run in a few words, printed before the remaining runs."""
-    trouble = result.figures.counts.trouble + result.figures.outside.trouble
-    return f"{result.mode}, {_figures(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
+    trouble = result.metrics.counts.trouble + result.metrics.outside.trouble
+    return f"{result.mode}, {_in_short(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
 
 
 # Beyond the knee, p95 is more than SLOW_FACTOR times that of the fewest users, or more users give less than MIN_GROWTH
@@ -154,30 +154,30 @@ SLOW_FACTOR, MIN_GROWTH = 2.0, 1.05
 
 def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
     """The run at the knee, and whether one is beyond it; results: one mode's, with increasing users."""
-    first_ms = results[0].figures.p95_ms
+    first_ms = results[0].metrics.p95_ms
     for before, after in pairwise(results):
-        f = after.figures
+        f = after.metrics
         is_slow = f.p95_ms is None or first_ms is None or f.p95_ms > SLOW_FACTOR * first_ms
-        if is_slow or f.throughput_rps < MIN_GROWTH * before.figures.throughput_rps:
+        if is_slow or f.throughput_rps < MIN_GROWTH * before.metrics.throughput_rps:
             return before, True
     return results[-1], False
 
 
 def knee_note(result: LoadResult, found: bool) -> str:
     """The knee in a sentence."""
-    return f"{result.mode}: {'knee at' if found else 'no knee up to'} {_figures(result)}"
+    return f"{result.mode}: {'knee at' if found else 'no knee up to'} {_in_short(result)}"
 
 
-def _figures(result: LoadResult) -> str:
-    f = result.figures
+def _in_short(result: LoadResult) -> str:
+    f = result.metrics
     return f"{counted(result.users, 'user')}: {f.throughput_rps:.2f} right answers/s, p95 {number(f.p95_ms)} ms"
 
 
 def run_record(result: LoadResult) -> dict[str, Any]:
-    """A flat record: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and the other figures."""
-    figures = asdict(result.figures)
-    counts = figures.pop("counts")
-    return {"mode": result.mode, "users": result.users, **counts, **figures}
+    """A flat record: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and the other metrics."""
+    metrics = asdict(result.metrics)
+    counts = metrics.pop("counts")
+    return {"mode": result.mode, "users": result.users, **counts, **metrics}
 
 
 # The account: every request in exactly one class, and the sums of the classes
@@ -205,8 +205,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class LoadFigures:
-    """Figures of a run. Percentiles are over right answers; None without any."""
+class LoadMetrics:
+    """Metrics of a run. Percentiles are over right answers; None without any."""
 
     counts: Counts  # requests that began in the window
     # Requests that began before it, as users arrived and the deployment warmed up, or after it.
@@ -231,25 +231,25 @@ def count(judged: Iterable[Judged]) -> Counts:
     return Counts(requests=found.total(), **{outcome.value: found[outcome] for outcome in Outcome})
 
 
-def figures_of(judged: Sequence[Judged], run: Recording) -> LoadFigures:
+def metrics_of(judged: Sequence[Judged], window: Window) -> LoadMetrics:
     """:param judged: every request of the run, whenever it began."""
     inside, outside = list[Judged](), list[Judged]()
     for each in judged:
-        (inside if run.begin_s <= each[0].begin_s < run.end_s else outside).append(each)
+        (inside if window.contains(each[0].begin_s) else outside).append(each)
     right = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.RIGHT)
     refusals = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.REFUSED)
-    arrived = sum(outcome is Outcome.RIGHT and run.begin_s <= each.end_s < run.end_s for each, outcome in judged)
+    arrived = sum(outcome is Outcome.RIGHT and window.contains(each.end_s) for each, outcome in judged)
     failed = [sample for sample, outcome in inside if outcome is Outcome.FAILED]
     failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
-    return LoadFigures(
+    return LoadMetrics(
         counts=count(inside),
         outside=count(outside),
-        seconds=run.seconds,
-        throughput_rps=arrived / run.seconds,
+        seconds=window.seconds,
+        throughput_rps=arrived / window.seconds,
         p50_ms=percentile(right, 50),
         p95_ms=percentile(right, 95),
         p99_ms=percentile(right, 99),
         refusal_p95_ms=percentile(refusals, 95),
-        generator_cores=run.processor_s / run.seconds,
+        generator_cores=window.processor_s / window.seconds,
         failures=dict(failures.most_common(MAX_MESSAGES)),
     )

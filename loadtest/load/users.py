@@ -23,7 +23,7 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest.load.plan import OK, OPEN, LoadPlan, LoadSample, Recording
+from loadtest.load.plan import OK, OPEN, LoadPlan, LoadSample, Recording, Window
 from serving.client.client import Client, RequestRefused, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
@@ -118,17 +118,16 @@ def run_crowd(plan: LoadPlan) -> Recording:
         for number in list(ledger.open):  # a user that could not even be killed
             ledger.end(number, OPEN)
         runner.quit()
-    return Recording(ledger.samples, *window)
+    return Recording(ledger.samples, window)
 
 
-def _measure_window(plan: LoadPlan, ledger: UserLog) -> tuple[float, float, float]:
-    """Its beginning, its end, and the processor time in it, in seconds."""
+def _measure_window(plan: LoadPlan, ledger: UserLog) -> Window:
     begin_s, processor_s = time.perf_counter(), time.process_time()
     gevent.sleep(plan.seconds)
     end_s, processor_s = time.perf_counter(), time.process_time() - processor_s
     # keep the load on until the window's own requests have ended: else the last ones would run under less load
     _wait_until(lambda: all(begun_s >= end_s for _, begun_s in ledger.open.values()), plan.patience_s)
-    return begin_s, end_s, processor_s
+    return Window(begin_s, end_s, processor_s)
 
 
 def _own_status(error: RouterError | RequestRefused) -> bool:

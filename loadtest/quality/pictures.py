@@ -154,7 +154,7 @@ class PictureJudge(nn.Module):
     """Two convolutions, 64 features, and a class for each picture."""
 
     # FID needs Inception's weights, which are not available here and know only photographs. So nothing is called FID,
-    # and figures compare only under the same judge, whose digest is in every record.
+    # and results compare only under the same judge, whose digest is in every record.
 
     def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
         super().__init__()
@@ -205,13 +205,13 @@ def train_judge(pictures: PictureSet, epochs: int) -> PictureJudge:
 
 def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
     """Write a judge, in 16 bits. Raises CheckpointError."""
-    # Half the size in the repository; the file is read back before use, so figures are those of the stored judge.
+    # Half the size in the repository; the file is read back before use, so results are those of the stored judge.
     record = {"size": judge.size, "classes": pictures.classes, "data": pictures.digest}
     save_state(path, record, {name: tensor.half() for name, tensor in judge.state_dict().items()})
 
 
 def load_judge(path: Path) -> tuple[PictureJudge, str]:
-    """A stored judge, and the digest of its weights, since figures compare only under one judge.
+    """A stored judge, and the digest of its weights, since results compare only under one judge.
 
     Raises ResumeError for a damaged file or one without a judge.
     """

@@ -41,7 +41,7 @@ def value_of(row: object, name: str) -> Any:  # noqa: ANN401 - whatever a row ho
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A figure for a table; a dash for None."""
+    """A number for a table; a dash for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
@@ -62,7 +62,7 @@ RESAMPLES = 1000  # the ends of an interval then vary by a few percent of its le
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval."""
+    """A number and its 95 % interval."""
 
     value: float
     low: float

@@ -218,10 +218,10 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
 def cost_lines(result: Result) -> Iterator[str]:
     """Yield the cost of a text in one or more lines, and the reason for its mode."""
     tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
-    guesses = f", {result.accepted} of {result.drafted} draft tokens accepted" if result.drafted else ""
+    drafts = f", {result.accepted} of {result.drafted} draft tokens accepted" if result.drafted else ""
     cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens cached"
     yield (
-        f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}{guesses}, "
+        f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}{drafts}, "
         f"{counted(result.sweeps, 'sweep')}, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
         f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{cached if result.cached_tokens else ''}]"
     )

@@ -86,10 +86,10 @@ class Result(Cost):
     stopped: bool
     # From admission to the first byte.
     first_byte_ms: float
-    # Tokens guessed by a drafter, and how many of them were right.
+    # Tokens that a drafter wrote, and how many of them were right.
     drafted: int
     accepted: int
-    # Guesses that counted: those that were right, and the first wrong one of each sweep.
+    # Draft tokens that counted: the right ones, and the first wrong one of each sweep.
     reached: int
     # The exact bytes; `text` shows those that are no UTF-8 as U+FFFD.
     output: bytes = field(repr=False)

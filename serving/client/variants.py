@@ -172,7 +172,7 @@ _COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire
 
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
-    """A table of each mode's cost and text; a failed mode shows its error instead of figures."""
+    """A table of each mode's cost and text; a failed mode shows its error instead of numbers."""
     rows = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
     lines = aligned([_COLUMNS, *rows], ruled=True)
     if COPY in outcomes:

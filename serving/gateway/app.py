@@ -84,8 +84,7 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     app = make_app(settings, client)
     server = WebServer(app, settings)
     with open_socket(settings.listen) as listener:
-        if settings.seeing.metrics is not None:
-            lookout.serve(HTTP_METRICS, app.read)
+        lookout.serve(HTTP_METRICS, app.read)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("http: live on %s, router %s", settings.url, settings.router)
         stopping = asyncio.create_task(stop.wait())

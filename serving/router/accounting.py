@@ -205,7 +205,7 @@ class Account:
         return self.context.age_ms - self._begin_ms
 
 
-# Figures that the summary copies from the account under the same name.
+# Fields that the summary copies from the account under the same name.
 COPIED = {f.name for f in fields(Account)} & set(router_pb2.Summary.DESCRIPTOR.fields_by_name) - {
     *("mode", "hosts", "compute_ms", "effective_samples", "divergence_bits")
 }

@@ -141,8 +141,7 @@ class Admission:
     def _check_quotas(self, key: Key, usage: Usage, max_bytes: int, now_s: float, unix_s: float) -> None:
         """Take one request off the rate's allowance. Raises StatusError for a request over a quota."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
-            message = f"key {key.name} has {key.concurrent} requests in flight, its limit"
-            raise exhausted(message, self._retry_ms(1))
+            raise exhausted(f"key {key.name} has {key.concurrent} requests in flight, its limit", self._retry_ms(1))
         day, into_s = divmod(unix_s, DAY_S)
         if usage.day != day:
             usage.day, usage.bytes_today = int(day), 0

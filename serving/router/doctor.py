@@ -11,6 +11,7 @@ import grpc.aio
 
 from serving.router.host_link import clock_warning
 from serving.router.topology import HostEntry, Topology
+from stages.progress import aligned
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
@@ -232,19 +233,17 @@ def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
 
 
 def report_text(report: Report) -> str:
-    lines = ["hop                     rtt ms    min ms  full state ms  Mbit/s"]
+    hops: list[Sequence[str]] = [("hop", "rtt ms", "min ms", "full state ms", "Mbit/s")]
     for hop in report.hops:
-        name = f"{hop.source} -> {hop.target}"
-        figures = f"{hop.rtt_ms:8.1f}  {hop.rtt_min_ms:8.1f}  {hop.state_ms:13.1f}  {hop.rate_mbps:6.0f}"
-        lines.append(f"{name:<21} {figures}")
-    lines += ["", "machine   clock ms  congestion  idle restart  version  chain         ar            scorer"]
+        times = (f"{each_ms:.1f}" for each_ms in (hop.rtt_ms, hop.rtt_min_ms, hop.state_ms))
+        hops.append((f"{hop.source} -> {hop.target}", *times, f"{hop.rate_mbps:.0f}"))
+    machines = [("machine", "clock ms", "congestion", "idle restart", "version", "chain", "ar", "scorer")]
     for m in report.machines:
-        lines.append(
-            f"{m.name:<9} {m.clock_offset_ms:8.1f}  {m.congestion_control or '?':<10}  "
-            f"{ {'1': 'on', '0': 'off'}.get(m.slow_start_after_idle, '?'):<12}  {m.version:<7}  "
-            f"{m.chain_digest[:12] or '-':<12}  {m.ar_digest[:12] or '-':<12}  {m.scorer_digest[:12] or '-'}"
-        )
-    lines.append("")
+        restart = {"1": "on", "0": "off"}.get(m.slow_start_after_idle, "?")
+        chain, ar, scorer = (digest[:12] or "-" for digest in (m.chain_digest, m.ar_digest, m.scorer_digest))
+        clock = f"{m.clock_offset_ms:.1f}"
+        machines.append((m.name, clock, m.congestion_control or "?", restart, m.version, chain, ar, scorer))
+    lines = [*aligned(hops, ruled=True), "", *aligned(machines, ruled=True), ""]
     for finding in sorted(report.findings, key=lambda f: not f.is_bad):
         lines.append(f"{'BAD ' if finding.is_bad else 'note'} {finding.where}: {finding.message}")
     lines.append("healthy" if report.healthy else "not healthy: see BAD above")

@@ -45,9 +45,12 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
+    def __init__(
+        self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY, relay: Relay | None = None
+    ) -> None:
+        """:param relay: the way there; None: a connection of its own. Raises InputError if it may not be dialled."""
         self.entry = entry
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
+        self.relay = relay or Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
         self.parts = 0  # blocks of the whole model, as the host reports; 0 while unknown
         self.held: dict[Weights, stage_pb2.Release] = {}  # loaded releases, the newest last
@@ -124,7 +127,7 @@ class HostLink:
         self.update(info)
         self.lost_at = None
         clock = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
-        self.warnings = (clock, ending(info.certificate_until_s), ONE_AT_A_TIME * info.one_at_a_time)
+        self.warnings = (clock, ending(info.certificate_until_s), ONE_AT_A_TIME if info.one_at_a_time else "")
         self.update_prefixes(info.prefixes)
         if monotonic() >= self.quarantined_until:
             self.quarantined = ""

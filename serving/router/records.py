@@ -1,4 +1,4 @@
-"""A request's record: its name in logs, metrics and on hosts, and the figures reported at its end."""
+"""A request's record: its name in logs, metrics and on hosts, and the numbers reported at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving.modes import DRAWING_MODES, MODES, metric_mode
 from serving.router.accounting import JITTER_S, Account, RequestContext
 from serving.v1 import router_pb2
 from stages.clock import monotonic
-from stages.host.metrics import MAX_LINKS, LinkCounterTable
+from stages.host.metrics import MAX_LINKS, LinkTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
 from stages.wire.status import REQUEST_KEY, StatusError
 
@@ -84,7 +84,7 @@ class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
 
 # The router's metrics: definitions, counting and reading.
 
-# Request costs summed by mode: middle of the metric's name, help text, the account's figure.
+# Request costs summed by mode: middle of the metric's name, help text, the account's number.
 COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("output_bytes", "Text written, pixels drawn.", lambda account: account.output_bytes),
     ("output_tokens", "Output in the model's tokens.", lambda account: account.output_tokens),
@@ -131,26 +131,26 @@ class ModeCounters:
 class RouterCounters:
     """A router's counters. `auto` counts as a mode of its own here, whichever mode it chooses."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: LinkTable) -> None:
+        self.links = links
         self.modes = {mode: ModeCounters() for mode in (*MODES, *map(metric_mode, DRAWING_MODES), UNKNOWN_MODE)}
-        self.links = LinkCounterTable()
 
     def ended(self, record: RequestRecord) -> None:
         """Count a request and its costs, however it ended."""
-        figures = self.modes[record.mode]
-        figures.codes[record.code.name] += 1
-        figures.costs.update({name: of(record.account) for name, _, of in COSTS})
+        counters = self.modes[record.mode]
+        counters.codes[record.code.name] += 1
+        counters.costs.update({name: of(record.account) for name, _, of in COSTS})
         if record.summary is not None:
-            figures.latency_s.add(record.summary.latency_ms / 1000)
+            counters.latency_s.add(record.summary.latency_ms / 1000)
             if isinstance(record.summary, router_pb2.Summary):
-                figures.first_byte_s.add(record.summary.first_byte_ms / 1000)
+                counters.first_byte_s.add(record.summary.first_byte_ms / 1000)
 
     def read(self, status: router_pb2.StatusResponse) -> MetricValues:
         """Values for a scrape. `status`: the current state of router and hosts."""
-        modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # modes that had requests
+        modes = {mode: counters for mode, counters in self.modes.items() if counters.codes}  # modes that had requests
         links, hosts = self.links.keep([host.name for host in status.hosts]), status.hosts[:MAX_LINKS]
         codes: dict[tuple[str, ...], float] = {
-            (mode, code): count for mode, figures in modes.items() for code, count in figures.codes.items()
+            (mode, code): count for mode, counters in modes.items() for code, count in counters.codes.items()
         }
         values: MetricValues = {
             "info": {(status.version, status.release): 1},
@@ -159,9 +159,9 @@ class RouterCounters:
             "requests_in_flight": {(): status.requests},
             "request_limit": {(): status.request_limit},
             "requests_total": codes,
-            "request_seconds": {(mode,): figures.latency_s for mode, figures in modes.items()},
-            "first_byte_seconds": {(mode,): figures.first_byte_s for mode, figures in modes.items()},
-            **{f"{cost}_total": {(mode,): f.costs[cost] for mode, f in modes.items()} for cost, _, _ in COSTS},
+            "request_seconds": {(mode,): counters.latency_s for mode, counters in modes.items()},
+            "first_byte_seconds": {(mode,): counters.first_byte_s for mode, counters in modes.items()},
+            **{f"{cost}_total": {(mode,): each.costs[cost] for mode, each in modes.items()} for cost, _, _ in COSTS},
             "audited_sweeps_total": {(): status.audits.audited},
             "faulty_hosts_total": {(): status.audits.faulty_hosts},
             "host_ready": {(host.name,): host.ready for host in hosts},

@@ -20,12 +20,12 @@ from serving.router.session import Session, Steps
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
+from stages.host.metrics import LinkTable
 from stages.host.next_hosts import MAX_TOGETHER
 from stages.host.plan import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkObserver
 from stages.wire.link_quality import LinkRecord
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
@@ -80,7 +80,7 @@ class Ring:
         self._quarantine = Quarantine(findings)
         self.waiting = 0  # requests that wait for hosts before they begin
         self.changes = 0  # counts events that may change the best path, or leave none
-        self.meter: Callable[[str], LinkObserver] | None = None  # of the link to the host with a name
+        self.counters = LinkTable()  # by name of the host
 
     def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
         """Link to exactly these hosts; work on a removed host moves to others. A RingView's `problem` says when the
@@ -186,8 +186,7 @@ class Ring:
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.settings.hop_timeout_s, self.security)
         link.quarantined, link.quarantined_until = self._quarantine.of(entry.name)
-        if self.meter is not None:
-            link.relay.meter = self.meter(entry.name)
+        link.relay.observer = self.counters.link(entry.name)
         return link
 
     async def _keep_linked(self, link: HostLink) -> None:

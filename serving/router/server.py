@@ -75,9 +75,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
-    if settings.seeing.metrics:
-        ring.meter = service.counters.links.link
-        lookout.serve(ROUTER_METRICS, lambda: service.counters.read(service.status()))
+    lookout.serve(ROUTER_METRICS, lambda: service.counters.read(service.status()))
     ring.set_hosts(settings.topology.hosts)
     checks.look()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)

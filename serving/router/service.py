@@ -60,7 +60,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         :param admission: limits how many run at once."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission = keyring, admission
-        self.counters, self.prompts, self.expiry = RouterCounters(), PromptPools(), Expiry(self.ring.security.tls)
+        self.counters, self.prompts = RouterCounters(self.ring.counters), PromptPools()
+        self.expiry = Expiry(self.ring.security.tls)
         self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
     def Generate(

@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from stages.host.work.checks import SamplingPlan
 
 Allowed = NDArray[np.bool_]  # for each token of the vocabulary, True if it can follow
-AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # the tokens that a grammar allows after guesses
+AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # the tokens that a grammar allows after a draft
 # Fewest and most tokens that must match earlier text before its continuation is drafted; a token is several bytes.
 MATCHED_BYTES, MATCHED_TOKENS = (4, 24), (2, 8)
 AHEAD_CHANCE = 0.5  # if a draft is less likely to be accepted whole, drafting ahead would mostly be wasted
 
 
 class TreeGrower:
-    """Grows guesses for one request, with its own random numbers.
+    """Grows drafts for one request, with its own random numbers.
 
     The hosts add the request's Gumbel numbers to the logits at a position and take the largest sum. The drafter does
     the same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
     token, however random it is. The softmax of the drafter's sums estimates its confidence, as if the hosts' sums were
-    its own plus noise of the same kind, whose scale is learnt. The guesses that are sent are the likeliest jointly with
-    all guesses before them (Li et al. 2024, arXiv 2406.16858).
+    its own plus noise of the same kind, whose scale is learnt. The tokens that are sent are the likeliest jointly with
+    all draft tokens before them (Li et al. 2024, arXiv 2406.16858).
     """
 
     def __init__(
         self, text: ModelText, sizing: DraftLength, sampling: SamplingPlan, allowed: AllowedAfter | None = None
     ) -> None:
-        """:param allowed: tokens that a grammar allows after guesses that follow the text; None if it allows none."""
+        """:param allowed: tokens that a grammar allows after a draft that follows the text; None without a grammar."""
         self.text, self.sizing, self.sampling, self.allowed = text, sizing, sampling, allowed
         self.vocabulary = text.model.vocabulary
 
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
-        """Guesses after `known`, more of them than will be sent."""
+        """Draft tokens after `known`, more of them than will be sent."""
         growth = Growth()
         self.finish(growth, self.levels(growth, known, plan), plan)
         return growth
@@ -71,7 +71,7 @@ class TreeGrower:
 
     @torch.inference_mode()
     def levels(self, growth: Growth, known: bytes, plan: DraftPlan) -> Iterator[bool]:
-        """Grow guesses after `known`, one level with each `next`. Yields True."""
+        """Grow a draft after `known`, one level with each `next`. Yields True."""
         position, nodes, forks = self.vocabulary.count(known), np.array([-1]), None
         logits, shaping = self.text.logits_after(known), self.sampling.shaping
         while True:
@@ -89,7 +89,7 @@ class TreeGrower:
             logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
 
     def _add(self, growth: Growth, nodes: Tokens, logits: Tensor, position: int, width: int) -> tuple[Tokens, Tokens]:
-        """Add the few likeliest guesses after each node. Returns those to extend: their parents' rows, and them."""
+        """Add the few likeliest tokens after each node. Returns those to extend: their parents' rows, and them."""
         sums = logits.double().numpy()  # of float32, so a copy
         before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
         is_sure = self._hold(growth, nodes, sums, before)
@@ -118,7 +118,7 @@ class TreeGrower:
     def _hold(
         self, growth: Growth, nodes: Tokens, sums: NDArray[np.float64], before: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        """Hold the guesses after `nodes` to a grammar, in place. Returns the nodes that only one token can follow.
+        """Hold the tokens after `nodes` to a grammar, in place. Returns the nodes that only one token can follow.
 
         :param sums: -inf afterwards for tokens that cannot follow.
         :param before: chances of the nodes; 0 afterwards where nothing can follow.
@@ -140,10 +140,10 @@ class TreeGrower:
         if not growth.levels:
             return True
         ends = [growth.chances[node] for node in growth.ends]
-        if plan.guesses is None:
+        if plan.total is None:
             return self.sizing.another_level(growth.chances, sum(ends), growth.levels * self.sizing.level_ms)
-        among = sorted(growth.chances, reverse=True)[: plan.guesses]
-        return len(among) < plan.guesses or max(ends) > among[-1]
+        among = sorted(growth.chances, reverse=True)[: plan.total]
+        return len(among) < plan.total or max(ends) > among[-1]
 
 
 class RunAhead:
@@ -157,7 +157,7 @@ class RunAhead:
         :param plan: the plan of the draft after that."""
         self.grower, self.plan, self.growth = grower, plan, Growth()
         self._expected = drafted
-        self._levels: Iterator[bool] | None = None  # set once the token that verification adds is guessed
+        self._levels: Iterator[bool] | None = None  # set once the token that verification adds is drafted
 
     def step(self) -> bool:
         """Draft one token; False where further tokens would not be sent."""
@@ -170,7 +170,7 @@ class RunAhead:
         return self.grower.should_grow(self.growth, self.plan) and next(self._levels, False)
 
     def after(self, known: Tokens, plan: DraftPlan) -> Growth | None:
-        """Guesses after `known`, with the levels worth waiting for; None if another text was expected."""
+        """Draft tokens after `known`, with the levels worth waiting for; None if another text was expected."""
         if self._levels is None or self.growth.levels > plan.most or not np.array_equal(known, self._expected):
             return None
         self.grower.finish(self.growth, self._levels, plan)
@@ -199,7 +199,7 @@ class Drafter:
         """:param model: a model of the same tokens: a copy in fewer bits, or a smaller one. Without one, a draft
         repeats what followed an earlier match in the text."""
         self.vocabulary, self.model = vocabulary, model
-        # A grammar leaves few tokens at most positions, so guesses are accepted more often.
+        # A grammar leaves few tokens at most positions, so drafts are accepted more often.
         self.sweeps = SweepTime()
         self.free, self.held = DraftLength(self.sweeps, hides=model is not None), DraftLength(self.sweeps)
 
@@ -232,7 +232,7 @@ class Drafter:
 
         :param known: all tokens of the text.
         :param left: tokens still to write.
-        :param allowed: the tokens that a grammar allows after guesses that follow the text.
+        :param allowed: the tokens that a grammar allows after a draft that follows the text.
         """
         self.read(state, known)
         begin = monotonic()
@@ -243,17 +243,17 @@ class Drafter:
             plan = DraftPlan(
                 min(left - 1, MAX_DRAFT), min(limits.most, left - 1) or None, limits.branches or DEFAULT_BRANCHES
             )
-            state.draft = self.guesses(state, known, plan, sampling, allowed)
+            state.draft = self.drafted(state, known, plan, sampling, allowed)
         state.left_at = monotonic()
         return state.draft
 
-    def guesses(
+    def drafted(
         self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
     ) -> Draft:
-        """Guesses after `known`."""
+        """Draft tokens after `known`."""
         ahead, state.ahead, text, sizing = state.ahead, None, state.text, state.sizing
         if text is None:
-            found = prompt_lookup(known, self.vocabulary, min(plan.guesses or sizing.length(), plan.most))
+            found = prompt_lookup(known, self.vocabulary, min(plan.total or sizing.length(), plan.most))
             return Draft(found, tuple(range(len(found))), (sizing.acceptance,) * len(found))
         if (room := text.capacity - len(known)) < 1:
             return Draft()

@@ -91,12 +91,12 @@ class Grammar:
         return logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
 
     def allowed_after(self, text: NDArray[np.int64]) -> AllowedAfter:
-        """`allowed` after `text` and guesses that follow it; the guesses themselves must be allowed."""
+        """`allowed` after `text` and a draft that follows it, whose tokens must be allowed themselves."""
 
         known = text.tolist()
 
-        def after(guesses: Sequence[int]) -> Allowed | None:
-            self.read([*known, *guesses])
+        def after(draft: Sequence[int]) -> Allowed | None:
+            self.read([*known, *draft])
             return self.allowed()
 
         return after

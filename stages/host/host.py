@@ -29,27 +29,23 @@ log = logging.getLogger(__name__)
 class Host:
     """Turns hops into results and further hops. Lives on the event loop; arithmetic has its own thread."""
 
-    def __init__(
-        self, first: Release, settings: HostSettings, next_hosts: NextHosts, meter: HostCounters | None = None
-    ) -> None:
+    def __init__(self, first: Release, settings: HostSettings, next_hosts: NextHosts) -> None:
         """:param first: the releases to begin with; all later ones hold the same blocks.
-        :param next_hosts: links to the hosts that may come next; none if this host holds a whole model.
-        :param meter: counters for --metrics; None without it."""
+        :param next_hosts: links to the hosts that may come next; none if this host holds a whole model."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks = first.plan.blocks
-        self.meter = meter
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process; its caches end with it."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.prefixes = PrefixStore(settings.prefix_mb << 20)
         self.admission = HopAdmission(settings, self.releases, self.sessions, self.prefixes)
         self.subscribers = Subscribers()
-        self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
+        self.counters = HostCounters(next_hosts.counters)
+        self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.counters.taken)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._going: asyncio.TimerHandle | None = None  # steps wait until then to share a pass
         self.stall_s = 0.0
         """Longest recent pause of the event loop, in seconds."""
-        self.counters = stage_pb2.Counters()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:
         """Check a hop and queue it; the scheduler computes it. Raises StatusError, and then nothing has changed.
@@ -60,9 +56,7 @@ class Host:
             job = self.admission.admit(hop, received_bytes, sender, key, is_full, monotonic())
         except StatusError as refusal:
             if refusal.code is not Code.CANCELLED:  # hosts write on until they hear that a text has its length
-                self.counters.refused += 1
-                if self.meter is not None:
-                    self.meter.refusals[refusal.code.name] += 1
+                self.counters.refusals[refusal.code.name] += 1
             raise
         self.scheduler.submit(job)
         return job
@@ -139,13 +133,21 @@ class Host:
         self.compute.shutdown(wait=False, cancel_futures=True)
 
     def counters_now(self) -> stage_pb2.Counters:
-        counters, store = self.counters, self.sessions
-        counters.sessions, counters.session_bytes = len(store.sessions), store.bytes
-        counters.session_bytes_limit = store.budget_bytes
-        counters.queued, counters.queue_limit = len(self.scheduler), self.settings.queue_limit
-        counters.prefix_bytes, counters.prefix_bytes_limit = self.prefixes.bytes, self.prefixes.budget_bytes
-        counters.prefix_hits, counters.prefix_positions = self.prefixes.hits, self.prefixes.positions
-        return counters
+        counters, store, prefixes = self.counters, self.sessions, self.prefixes
+        return stage_pb2.Counters(
+            completed=counters.completed,
+            refused=counters.refusals.total(),
+            faults=counters.faults.total(),
+            sessions=len(store.sessions),
+            session_bytes=store.bytes,
+            session_bytes_limit=store.budget_bytes,
+            queued=len(self.scheduler),
+            queue_limit=self.settings.queue_limit,
+            prefix_bytes=prefixes.bytes,
+            prefix_bytes_limit=prefixes.budget_bytes,
+            prefix_hits=prefixes.hits,
+            prefix_positions=prefixes.positions,
+        )
 
     def _finish(self, jobs: list[ScheduledHop]) -> None:
         for job in jobs:
@@ -156,10 +158,8 @@ class Host:
                 if not job.session.released:
                     self._fault(job.hop, job.result)
             else:
-                self.counters.completed += 1
                 self._continue(job, job.result)
-            if self.meter is not None:
-                self.meter.ended(job)
+            self.counters.ended(job)
 
     def _continue(self, job: ScheduledHop, outcome: Outcome) -> None:
         publish = partial(self.subscribers.publish, job.hop.router)
@@ -201,9 +201,8 @@ class Host:
         """Tell the router that a request ends here. `lost`: the next host, which did not accept the hop."""
         # a session released at its last token may have another hop under way; a restarted host knows of no sessions
         is_over = refusal.code is Code.CANCELLED or hop.session in self.sessions.released
-        self.counters.faults += not is_over
-        if self.meter is not None and not is_over:
-            self.meter.faults[refusal.code.name] += 1
+        if not is_over:
+            self.counters.faults[refusal.code.name] += 1
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         level = logging.INFO if is_over else logging.WARNING
         log.log(level, "request %s ended: %s", hop.request or "(unnamed)", refusal.message, extra=names)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stages.host.plan import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import StatusError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ STAGE_METRICS = (
 )
 
 
-class LinkCounters:
+class LinkCounters(LinkObserver):
     """Counters of one link."""
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class LinkCounters:
         self.handover_s.add(seconds)
 
 
-class LinkCounterTable:
+class LinkTable:
     """Counters of each link, the first MAX_LINKS by address."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class LinkCounterTable:
 
     def keep(self, names: Collection[str]) -> dict[str, LinkCounters]:
         """The counters of these links; all others are dropped to make room for new links."""
-        self.links = {name: figures for name, figures in self.links.items() if name in names or name == OTHERS}
+        self.links = {name: link for name, link in self.links.items() if name in names or name == OTHERS}
         return self.links
 
 
@@ -89,12 +90,12 @@ class ModelCounters:
 class HostCounters:
     """Counters of a host. `taken` is called on the compute thread, all else on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: LinkTable) -> None:
         self.models = {kind: ModelCounters() for kind in MODEL_KINDS}
+        self.links, self.completed = links, 0
         self.pass_hops, self.pass_rows = Histogram(COUNTS), Histogram(COUNTS)
-        self.refusals: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()  # by code, like faults
         self.faults: Counter[str] = Counter()
-        self.links = LinkCounterTable()
 
     def taken(self, jobs: Sequence[ScheduledHop]) -> None:
         if jobs:
@@ -102,15 +103,16 @@ class HostCounters:
             self.pass_rows.add(sum(job.work.rows for job in jobs))
 
     def ended(self, job: ScheduledHop) -> None:
-        figures = self.models[job.session.kind]
-        figures.received_bytes += job.received_bytes
+        model = self.models[job.session.kind]
+        model.received_bytes += job.received_bytes
         if isinstance(job.result, StatusError):
             return
-        figures.queue_s.add(job.queue_ms / 1000)
-        figures.compute_s.add(job.compute_ms / 1000)
+        self.completed += 1
+        model.queue_s.add(job.queue_ms / 1000)
+        model.compute_s.add(job.compute_ms / 1000)
         event = job.work.result or job.result  # `work.result` if the hop's outcome begins the next step
         if isinstance(event, stage_pb2.Event):
-            figures.result_bytes += event.ByteSize()
+            model.result_bytes += event.ByteSize()
 
     def read(self, host: stage_pb2.DescribeResponse) -> MetricValues:
         """Values for a scrape. `host`: the state that is read rather than counted."""

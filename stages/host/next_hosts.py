@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from stages.clock import monotonic
 from stages.errors import InputError
+from stages.host.metrics import LinkTable
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import WARM_TIMEOUT_S, LinkObserver, Relay
+from stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
 from stages.wire.status import StatusError, failed_precondition
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -32,14 +33,12 @@ class NextHosts:
         message_bytes: int,
         hop_timeout_s: float,
         keep_warm_s: float,
-        meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
     ) -> None:
         """:param state_bytes: size of the largest usual hop; a message of this size opens a link's congestion window.
         :param message_bytes: largest message that a hop may need.
-        :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none.
-        :param meter: gives the observer of the link to an address."""
-        self._wiring, self._state_bytes, self._meter, self._security = wiring, state_bytes, meter, security
+        :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none."""
+        self._wiring, self._state_bytes, self._security, self.counters = wiring, state_bytes, security, LinkTable()
         self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
         self._relays: dict[str, Relay] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -86,7 +85,7 @@ class NextHosts:
 
     def _open(self, address: str) -> None:
         relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
-        relay.meter = self._meter(address) if self._meter is not None else None
+        relay.observer = self.counters.link(address)
         relay.problem = f"the host at {address} has not been reached yet"
         self._relays[address] = relay
         self._keepers[address] = asyncio.create_task(self._keep(relay))

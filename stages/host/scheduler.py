@@ -24,7 +24,6 @@ from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
 from stages.host.grammar import GRAMMAR_BYTES
-from stages.host.metrics import HostCounters
 from stages.host.parts import WARM_POSITIONS, Parts
 from stages.host.plan import ModelKind
 from stages.host.sessions import HostSession
@@ -140,15 +139,18 @@ class ScheduledHop:
     result: Outcome | StatusError | None = None
 
 
+OnPass = Callable[[list[ScheduledHop]], object]
+
+
 class Scheduler:
     """Owns the hops from their acceptance to their result."""
 
-    def __init__(self, following: int, limit: int, most_hops: int, meter: HostCounters | None = None) -> None:
+    def __init__(self, following: int, limit: int, most_hops: int, on_pass: OnPass = lambda jobs: None) -> None:
         """:param following: the block or stage after those of this host.
         :param limit: most hops under way; one more is refused.
-        :param most_hops: most hops in a pass; 1 = one after another."""
-        self.following, self.limit, self.most_hops = following, limit, most_hops
-        self.meter = meter
+        :param most_hops: most hops in a pass; 1 = one after another.
+        :param on_pass: called with the hops of each pass, before it."""
+        self.following, self.limit, self.most_hops, self.on_pass = following, limit, most_hops, on_pass
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
         """Hops that wait for an earlier hop of their session to end: they share its caches."""
@@ -169,10 +171,8 @@ class Scheduler:
 
     @property
     def full(self) -> bool:
-        """True if the limit of steps and sweeps under way is reached; all pieces of one count as one."""
-        if len(self) < self.limit:
-            return False
-        # else four long prompts would fill the queue, and the last pieces of a step would be refused after its first
+        """True if the limit of steps and sweeps under way is reached; all pieces of one count as one: else four long
+        prompts would fill the queue, and the last pieces of a step would be refused after its first."""
         return len({id(job.session) for job in (*self._arrived, *self._waiting, *self._jobs)}) >= self.limit
 
     @property
@@ -237,8 +237,7 @@ class Scheduler:
         """One pass, with one piece of every hop in it; returns the jobs that now have a result."""
         self._take_in()
         running, others = self._first_in_line()
-        if self.meter is not None:
-            self.meter.taken([*running, *others])
+        self.on_pass([*running, *others])
         begin = monotonic()
         while running:  # through all stages of this host
             _advance(running)

@@ -20,7 +20,7 @@ from stages.device import all_cores
 from stages.errors import OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
-from stages.host.metrics import STAGE_METRICS, HostCounters
+from stages.host.metrics import STAGE_METRICS
 from stages.host.next_hosts import NextHosts
 from stages.host.plan import check_blocks, device_for, full_state_bytes, wiring_problem
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
@@ -73,15 +73,12 @@ class StageServer:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         torch.set_num_threads(1)  # except in products: see stages/backends/rows.py
-        seeing = self.settings.seeing
-        telemetry = Telemetry(seeing, self.settings.security.insecure)
-        figures = HostCounters() if seeing.metrics else None
-        host = self._host(figures)
+        telemetry = Telemetry(self.settings.seeing, self.settings.security.insecure)
+        host = self._host()
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
-        if figures is not None:
-            telemetry.serve(STAGE_METRICS, lambda: figures.read(service.description()))
+        telemetry.serve(STAGE_METRICS, lambda: host.counters.read(service.description()))
         health_server = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
@@ -120,7 +117,7 @@ class StageServer:
         task.add_done_callback(ended)
         return task
 
-    def _host(self, figures: HostCounters | None) -> Host:
+    def _host(self) -> Host:
         settings = self.settings.host
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
@@ -128,10 +125,9 @@ class StageServer:
             self.message_bytes,
             settings.hop_timeout_s,
             settings.keep_warm_s,
-            figures.links.link if figures is not None else None,
             self.settings.security,
         )
-        host = Host(self.first, settings, links, figures)
+        host = Host(self.first, settings, links)
         host.releases.all[:0] = reversed(self.others)
         return host
 

@@ -53,11 +53,11 @@ class Telemetry:
         self._metrics: MetricsServer | None = None
 
     def serve(self, families: Sequence[MetricFamily], read: Callable[[], MetricValues]) -> None:
-        """Serve metrics that `read` returns on the running event loop. Raises ServiceError."""
-        from stages.telemetry.prometheus import MetricsServer
+        """Serve metrics, if they are on, that `read` returns on the running event loop. Raises ServiceError."""
+        if self.settings.metrics is not None:
+            from stages.telemetry.prometheus import MetricsServer
 
-        assert self.settings.metrics is not None
-        self._metrics = MetricsServer(self.settings.metrics, families, read, asyncio.get_running_loop())
+            self._metrics = MetricsServer(self.settings.metrics, families, read, asyncio.get_running_loop())
 
     async def close(self) -> None:
         if self._metrics is not None:

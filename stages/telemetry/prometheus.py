@@ -104,8 +104,8 @@ class MetricsServer:
         """The metrics of all families. Raises TimeoutError if the loop is too busy."""
 
         async def built() -> list[Metric]:
-            figures = self.read()
-            return [_metric(family, figures[family.name]) for family in self.families]
+            values = self.read()
+            return [_metric(family, values[family.name]) for family in self.families]
 
         building = asyncio.run_coroutine_threadsafe(built(), self.loop)
         try:
@@ -131,12 +131,12 @@ class _Handler(WSGIRequestHandler):
         pass
 
 
-def _metric(family: MetricFamily, figures: Mapping[tuple[str, ...], float | Histogram]) -> Metric:
+def _metric(family: MetricFamily, values: Mapping[tuple[str, ...], float | Histogram]) -> Metric:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     if family.kind == "histogram":
         histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
-        for labels, buckets in figures.items():
+        for labels, buckets in values.items():
             assert isinstance(buckets, Histogram)
             ends = [*map(float, buckets.bounds), "+Inf"]  # the last one for the total count
             so_far = map(float, accumulate(buckets.counts))
@@ -144,7 +144,7 @@ def _metric(family: MetricFamily, figures: Mapping[tuple[str, ...], float | Hist
         return histogram
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
     metric = kinds[family.kind](family.name, family.text, labels=family.labels)
-    for labels, value in figures.items():
+    for labels, value in values.items():
         assert not isinstance(value, Histogram)
         metric.add_metric(labels, value)
     return metric

@@ -136,8 +136,7 @@ class Authority:
                 raise ValueError
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise InputError("the request for a certificate is damaged, or its key is not an EC key") from None
-        certificate = self._sign(identity, addresses, public, days)
-        return certificate.public_bytes(Encoding.PEM)
+        return self._sign(identity, addresses, public, days).public_bytes(Encoding.PEM)
 
     def renew(self, name: str, days: int) -> Leaf:
         """Renew the certificate of `name`: same key, same addresses. The key need not be here.

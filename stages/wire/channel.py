@@ -369,8 +369,7 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
                 await changed.wait()
                 changed.clear()
         except TimeoutError:
-            message = f"the last status was not read within {WRITE_S:g} s"
-            raise StatusError(grpc.StatusCode.CANCELLED, message) from None
+            raise StatusError(grpc.StatusCode.CANCELLED, f"the last status was not read within {WRITE_S:g} s") from None
         finally:
             self._watchers.discard(changed)
 

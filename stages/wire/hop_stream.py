@@ -8,7 +8,6 @@ the hops of a request; gRPC's keepalive pings do not. An idle link is only asked
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -52,8 +51,8 @@ TICKS, ACK_BYTES = 100, 1 << 16
 Settled = Callable[[StatusError | None], None]  # called once with a hop's result: None when the next host has queued it
 
 
-class LinkObserver(Protocol):
-    """Observer of one link."""
+class LinkObserver:
+    """Observer of one link; this one ignores what it sees."""
 
     def sent(self, size_bytes: int) -> None:
         """A hop left."""
@@ -95,7 +94,7 @@ class Relay:
         """
         self.address, self.hop_timeout_s = address, hop_timeout_s
         self.name = name
-        self.meter: LinkObserver | None = None
+        self.observer = LinkObserver()
         self.problem = ""
         """Why no hop can use this link; empty if hops can. Kept by the owner of the link."""
         self.security, self._message_bytes = security, message_bytes
@@ -261,8 +260,7 @@ class Relay:
                         refused = StatusError.numbered(rejection.code, status_message, rejection.retry_after_ms or None)
                         handovers[rejection.index].settle(refused)
                 for handover in handovers:
-                    if self.meter is not None:
-                        self.meter.handed_over(monotonic() - handover.begin)
+                    self.observer.handed_over(monotonic() - handover.begin)
                 for number in [number for number in self._sent if number <= ack.number]:
                     for handover in self._sent.pop(number):
                         handover.settle(None)
@@ -334,8 +332,7 @@ class Relay:
                 taken.append(handover)
                 size += handover.hop.ByteSize()
         self._quiet_bytes += size
-        if taken and self.meter is not None:
-            self.meter.sent(size)
+        self.observer.sent(size)
         return taken
 
     def _closed(self) -> StatusError:

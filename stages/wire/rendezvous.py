@@ -88,8 +88,7 @@ class RunDirectory:
         if own.exists():
             self.renew()
         else:
-            addresses = (link_name(ROUTER_NAME), "127.0.0.1")
-            self.authority.issue(Identity(ROUTER, ROUTER_NAME), addresses, LEAF_DAYS)
+            self.authority.issue(Identity(ROUTER, ROUTER_NAME), (link_name(ROUTER_NAME), "127.0.0.1"), LEAF_DAYS)
         self.tls = Tls(directory / f"{AUTHORITY}.pem", own, directory / f"{ROUTER_NAME}.key")
         self.fingerprint = key_fingerprint(read_file(own))
         self.invitations = Invitations(directory / "invitations.json")
@@ -186,8 +185,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def remove_machines(self, names: Iterable[str]) -> None:
         """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
-            machine = self.machines.pop(name)
-            machine.dismiss()
+            self.machines.pop(name).dismiss()
             self.write_links()
             self._say(f"{name} was removed")
 
@@ -218,11 +216,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 raise self._refusal("Enrol", f"{problem}: ask for another one from `onesweep invite`")
             name = check_machine(invitation.name or request.name)
             if request.insists and name != request.name:
-                message = f"this ticket is for a machine named {name}: omit --name, or ask for another ticket"
-                raise invalid(message)
+                raise invalid(f"this ticket is for a machine named {name}: omit --name, or ask for another ticket")
             if name in self.machines or name == ROUTER_NAME:
-                message = f"a machine named {name} has already joined: choose another --name"
-                raise already_exists(message)
+                raise already_exists(f"a machine named {name} has already joined: choose another --name")
             if len(self.machines) >= MAX_MACHINES:
                 raise exhausted(f"{MAX_MACHINES} machines have joined, which is the limit", 60_000)
             own = secrets.token_urlsafe(32)

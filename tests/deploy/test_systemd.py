@@ -39,11 +39,11 @@ def test_systemd_accepts_the_units(units: list[Path]) -> None:
 
 def test_the_units_are_sandboxed(units: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     for unit in units:
-        said = analyze("security", "--offline=true", unit).stdout
-        (score,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", said)
+        printed = analyze("security", "--offline=true", unit).stdout
+        (score,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", printed)
         with capsys.disabled():
             print(f"\n{unit.name}: exposure {score}", end="")
-        assert float(score) <= MAX_EXPOSURE, said
+        assert float(score) <= MAX_EXPOSURE, printed
 
 
 def test_secrets_are_passed_as_credentials(deploy: Path) -> None:

@@ -85,7 +85,7 @@ def shaping_of(request: dict[str, Any], prompt: int) -> Shaping:
 
 
 def ar_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
-    """Byte by byte: guesses have no part in it."""
+    """Byte by byte: drafts have no part in it."""
     folder = "local" if request["mode"] == "local" else "ar"
     pipeline, text = Pipeline(directory / folder, request.get("codec", "fp32")), prompt
     shaping = shaping_of(request, len(prompt))

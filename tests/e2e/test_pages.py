@@ -82,13 +82,13 @@ def seen(
     if process == 0:
         os.chdir(folder)
         os.execvpe(command[0], command, {**environment, "TERM": "xterm"})
-    said, shown, last = "", [("", time.monotonic(), (0.0, ""))], time.monotonic()
+    so_far, shown, last = "", [("", time.monotonic(), (0.0, ""))], time.monotonic()
     try:
         with contextlib.suppress(OSError):  # Linux reports so that the other end is closed
             while raw := os.read(terminal, 1 << 16):
                 now, text = time.monotonic(), raw.decode(errors="replace")
                 name, begin, gap = shown[-1]
-                shown[-1], last, said = (name, begin, max(gap, (now - last, said[-60:]))), now, said + text
+                shown[-1], last, so_far = (name, begin, max(gap, (now - last, so_far[-60:]))), now, so_far + text
                 shown += [(name, now, (0.0, "")) for name in re.findall(r"^\++ (.*?)\r?$", text, re.MULTILINE)]
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     finally:
@@ -101,7 +101,7 @@ def seen(
         for (name, begin, gap), end in zip(shown, ends, strict=True):
             if end - begin >= SHOWN_S:
                 print(f"{end - begin:7.1f} {gap[0]:7.1f} {name[:100]}\n{'':15} after {gap[1]!r}")
-    return code, said
+    return code, so_far
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -118,9 +118,9 @@ def test_the_commands_of_a_page_run(
         "TMPDIR": str(tmp_path),
         "XDG_RUNTIME_DIR": str(tmp_path),
     }
-    code, said = seen([*NETWORK, script(page)], tmp_path, environment, capsys)
-    assert code == 0, said[-4000:]
-    assert "Traceback" not in said
+    code, printed = seen([*NETWORK, script(page)], tmp_path, environment, capsys)
+    assert code == 0, printed[-4000:]
+    assert "Traceback" not in printed
 
 
 @pytest.mark.timeout(1800)
@@ -131,9 +131,9 @@ def test_a_fresh_clone_runs_the_demo_on_debian(tmp_path: Path, capsys: pytest.Ca
     pip = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "http", "HTTP"))}
     environment = {**pip, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
     commands = f"set -x\ngit clone -q {ROOT} onesweep\ncd onesweep\nmake demo"
-    code, said = seen(["bash", "-euc", commands], tmp_path, environment, capsys)
-    assert code == 0, said[-4000:]
-    assert "`ar-speculative` writes the text of `ar`: checked" in said
+    code, printed = seen(["bash", "-euc", commands], tmp_path, environment, capsys)
+    assert code == 0, printed[-4000:]
+    assert "`ar-speculative` writes the text of `ar`: checked" in printed
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -116,9 +116,9 @@ def test_a_malformed_answer_fails_the_call(caplog: pytest.LogCaptureFixture) -> 
 # Numbers at the ends of their fields
 
 
-@pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])
-def test_an_invalid_retry_time_is_ignored(said: str, due: int | None) -> None:
-    assert retry_after_ms({RETRY_AFTER: said}) == due
+@pytest.mark.parametrize(("text", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])
+def test_an_invalid_retry_time_is_ignored(text: str, due: int | None) -> None:
+    assert retry_after_ms({RETRY_AFTER: text}) == due
 
 
 @pytest.mark.parametrize(("rtt_ms", "problem"), [(1.5, ""), (float("nan"), "impossible round trips")])

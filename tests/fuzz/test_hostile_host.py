@@ -45,12 +45,12 @@ class HostileHost(stage_pb2_grpc.StageServiceServicer):
 
     async def Describe(self, request: Any, context: Any) -> stage_pb2.DescribeResponse:
         async with open_channel(self.honest) as channel:
-            said = await stage_pb2_grpc.StageServiceStub(channel).Describe(request)
-        said.name = "hostile"
+            info = await stage_pb2_grpc.StageServiceStub(channel).Describe(request)
+        info.name = "hostile"
         if self.rng.random() < 0.2:
-            said.prefixes.version = self.rng.getrandbits(60)
-            said.prefixes.digests = bytes(self.rng.choice((1 << 10, 1 << 16, 1 << 20, 3 << 20)))
-        return self._changed(said)
+            info.prefixes.version = self.rng.getrandbits(60)
+            info.prefixes.digests = bytes(self.rng.choice((1 << 10, 1 << 16, 1 << 20, 3 << 20)))
+        return self._changed(info)
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[stage_pb2.Events]:
         yield stage_pb2.Events()

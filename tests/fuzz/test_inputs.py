@@ -59,7 +59,6 @@ def test_changes_reach_every_field_and_its_extremes() -> None:
     assert math.inf in temperatures
 
 
-@pytest.mark.slow  # a gateway is started
 @pytest.mark.parametrize("target", ["hop", "request", "http", "files"])
 def test_a_fuzz_target_accepts_its_seeds(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guided fuzzer starts from messages that the code accepts."""

@@ -107,13 +107,13 @@ def texts(ring: Ring, turn: int | None = None) -> dict[str, str]:
 def scoring(ring: Ring) -> dict[str, Any]:
     """Scores of candidates and draft tokens, and the choices of the modes."""
     found: dict[str, Any] = {}
-    guesses = b"said that"
+    drafted = b"said that"
     for scorer in ("scorer", "ar"):
         for codec in ("int8", "fp32"):
             where = {"scorer": scorer, "codec": codec}
             candidates = [b"said tha", b"was dead", b"the end.", b"\x00\xff zqxjk"]
             _, scores = rig.trip(ring, "score", clean=PROMPT.encode(), candidates=candidates, **where)
-            drawn = rig.trip(ring, "guess", clean=PROMPT.encode() + guesses, draft=len(guesses), **where)[1]
+            drawn = rig.trip(ring, "draft", clean=PROMPT.encode() + drafted, draft=len(drafted), **where)[1]
             found[f"{scorer}, {codec}"] = {"scores": scores, "confirmed": drawn}
     for name in ("resample:scorer", "resample:ar"):
         for seed, prompt in PROMPTS.items():

@@ -109,8 +109,8 @@ def test_servers_are_forked_from_one_process(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("CI", raising=False)  # with it onnxruntime logs nothing
     words = ["host", "host-1", "--topology", str(tmp_path / "none.toml")]
     for name in fork_servers(tmp_path, {"host-1": words, "host-2": words}):
-        said = until((tmp_path / f"{name}.log").read_text)
-        assert said == f"onesweep: cannot read the topology {tmp_path / 'none.toml'}: No such file or directory\n"
+        text = until((tmp_path / f"{name}.log").read_text)
+        assert text == f"onesweep: cannot read the topology {tmp_path / 'none.toml'}: No such file or directory\n"
     with pytest.raises(ServiceError, match="servers cannot start: KeyError: 'nothing'"):
         fork_servers(tmp_path, {"host-1": ["nothing"]})
     assert {*os.listdir(tmp_path)} == {"host-1.log", "host-2.log", RECORD}, "no id of this machine is kept"
@@ -158,8 +158,8 @@ def test_another_user_of_this_machine_is_refused(bundles: Path, state: Path, one
         assert ran.stderr.count("a token is required") == 3
         assert found == dict.fromkeys([*ROUTER_CALLS, *HOST_CALLS], "UNAUTHENTICATED")
         asked = {"model": "onesweep-ar", "prompt": "x", "max_tokens": 2}
-        said = httpx.post(f"http://{http}/v1/completions", json=asked, headers={"authorization": "Bearer none"})
-        assert said.status_code == 200, "the gateway lends its token to the page: see docs/security.md"
+        response = httpx.post(f"http://{http}/v1/completions", json=asked, headers={"authorization": "Bearer none"})
+        assert response.status_code == 200, "the gateway lends its token to the page: see docs/security.md"
     finally:
         assert onesweep("down")[0] == 0
     assert not list(state.glob("*.token"))

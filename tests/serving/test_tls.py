@@ -95,8 +95,8 @@ def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPath
 def test_a_router_checks_tokens(served: Served) -> None:
     with served.client() as client:
         assert ask(client) == 4
-        assert not (told := client.status()).ready
-        assert next(status_lines(told)).endswith(f"of 8 requests; {ending(told.certificate_until_s)}")
+        assert not (status := client.status()).ready
+        assert next(status_lines(status)).endswith(f"of 8 requests; {ending(status.certificate_until_s)}")
     with served.client("root") as client:
         assert ask(client) == 4
     for token, code, says in (
@@ -164,11 +164,11 @@ async def test_text_of_a_cancelled_answer_counts_to_the_quota(served: Served, mo
             asked = asyncio.create_task(client.generate("x", mode="local", max_bytes=10))
             assert await asyncio.to_thread(written.wait, 30)
         asked.cancel()
-        said = ""
-        while "6 are left" not in said:
+        message = ""
+        while "6 are left" not in message:
             with pytest.raises(RouterError) as caught:
                 await client.generate("x", mode="local", max_bytes=8)
-            said = str(caught.value)
+            message = str(caught.value)
 
 
 def test_a_client_checks_the_certificate_of_the_router(served: Served, new_pki: NewPki) -> None:

@@ -76,16 +76,16 @@ def steps(
     seed: int = 0,
     temperature: float = 0.8,
     codec: str = "fp32",
-    guess: Callable[[bytes], bytes] = lambda text: b"",
+    draft: Callable[[bytes], bytes] = lambda text: b"",
 ) -> Hops:
-    """AR steps until there are `count` bytes; `guess` may say what comes next."""
+    """AR steps until there are `count` bytes; `draft` may say what comes next."""
     hop, text, read = envelope("ar", len(prompt) + count - 1), b"", 0
     sampling = stage_pb2.Sampling(seed=seed, temperature=temperature)
     number = 0
     while left := count - len(text):
-        guesses = guess(text)[: left - 1]
-        clean = (prompt + text)[read:] + guesses
-        fields = {"number": number, "start": read, "clean": clean, "draft": len(guesses), "prompt": len(prompt)}
+        drafted = draft(text)[: left - 1]
+        clean = (prompt + text)[read:] + drafted
+        fields = {"number": number, "start": read, "clean": clean, "draft": len(drafted), "prompt": len(prompt)}
         put_work(hop, step(**fields, sampling=sampling, codec=codec))
         event = yield hop
         text += event.text

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stages.host.host import Host
-from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import Parts, Release
 from stages.host.settings import HostSettings
@@ -19,12 +18,10 @@ KEY = b"k" * 32  # the key of the router's vouchers
 
 
 @asynccontextmanager
-async def open_host(
-    parts: Parts, working: bool = True, meter: HostCounters | None = None, **settings: Any
-) -> AsyncIterator[Host]:
+async def open_host(parts: Parts, working: bool = True, **settings: Any) -> AsyncIterator[Host]:
     """A host that the test listens to, and whose worker runs, or not yet."""
     links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0)
-    host = Host(Release("r", parts.plan, parts), HostSettings("h", **settings), links, meter)
+    host = Host(Release("r", parts.plan, parts), HostSettings("h", **settings), links)
     async with listening(host, working):
         yield host
 

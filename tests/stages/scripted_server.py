@@ -65,18 +65,18 @@ class WatchedRelay(Relay):
 
     def __init__(self, address: str, message_bytes: int, hop_timeout_s: float) -> None:
         super().__init__(address, message_bytes, hop_timeout_s)
-        self.told: list[tuple[str, StatusError | None]] = []
+        self.outcomes: list[tuple[str, StatusError | None]] = []
 
     def post(self, *hops: stage_pb2.Hop) -> None:
         for made in hops:
-            self.send(made, lambda refusal, session=made.session: self.told.append((session, refusal)))
+            self.send(made, lambda refusal, session=made.session: self.outcomes.append((session, refusal)))
 
     async def all_of(self, count: int) -> dict[str, str]:
         """Codes by session, `ok` for accepted hops, once `count` hops have been settled; each once."""
-        await eventually(lambda: len(self.told) >= count)
+        await eventually(lambda: len(self.outcomes) >= count)
         await asyncio.sleep(0.02)
-        codes = {session: refusal.code.name if refusal else "ok" for session, refusal in self.told}
-        assert len(codes) == len(self.told) == count, "a hop was settled twice"
+        codes = {session: refusal.code.name if refusal else "ok" for session, refusal in self.outcomes}
+        assert len(codes) == len(self.outcomes) == count, "a hop was settled twice"
         return codes
 
 

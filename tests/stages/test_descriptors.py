@@ -9,13 +9,13 @@ def test_a_repeated_message_is_logged_once_a_minute() -> None:
     now_s = 0.0
     seldom = _RateLimitFilter(lambda: now_s)
 
-    def said(message: str) -> bool:
+    def is_logged(message: str) -> bool:
         record = logging.LogRecord("asyncio", logging.ERROR, "", 0, message, (), (OSError, OSError(), None))
         passed = bool(seldom.filter(record))
         assert not passed or ("\n" in message) is (record.exc_info is None)
         return passed
 
     full = "socket.accept() out of system resource\nsocket: <TransportSocket fd=6>"
-    assert [said(full), said(full), said("another"), said("another")] == [True, False, True, True]
+    assert [is_logged(full), is_logged(full), is_logged("another"), is_logged("another")] == [True, False, True, True]
     now_s = 60.0
-    assert [said(full), said(full)] == [True, False]
+    assert [is_logged(full), is_logged(full)] == [True, False]

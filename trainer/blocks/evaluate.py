@@ -46,7 +46,7 @@ class CheckpointScores:
 class Scorer:
     """Scores `windows` evenly spaced windows of a model's context, without the first `min_context` bytes of each.
 
-    The same text and settings always give the same figures.
+    The same text and settings always give the same numbers.
     """
 
     corpus: Corpus

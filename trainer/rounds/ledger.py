@@ -160,14 +160,13 @@ class Ledger:
             "after_s": round(now_s - part.begun_s, 3),
             "beside": part.start_versions,
         }
-        if not discount:
-            self.store.commit(record)
-            part.take(record)
-            return UpdateVerdict("dropped", f"round {update.round} of {part.name} is closed; late updates are dropped")
-        record["sha256"] = self.store.put_update(update)
+        if discount:
+            record["sha256"] = self.store.put_update(update)
         self.store.commit(record)
         part.take(record)
-        return UpdateVerdict("accepted")
+        if discount:
+            return UpdateVerdict("accepted")
+        return UpdateVerdict("dropped", f"round {update.round} of {part.name} is closed; late updates are dropped")
 
     def due_at(self, part: str) -> float | None:
         """Time at which the open round is due if nothing more arrives; None: not until something arrives."""

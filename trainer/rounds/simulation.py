@@ -154,7 +154,10 @@ class Simulation:
 
     def check(self, part: str, now: float) -> None:
         """Close the open round if it is due, else schedule a check for when it is."""
-        while self.ledger.round(part) < self.settings.rounds and self.ledger.due(part, now):
+        while self.ledger.round(part) < self.settings.rounds and (due := self.ledger.due_at(part)) is not None:
+            if due > now:
+                self.at(due, partial(self.check, part))
+                return
             merged = self.ledger.close(part, now, self.loss)
             self.traffic.seconds = max(self.traffic.seconds, now)
             self.traffic.updates.update(["left out"] * len(merged.left_out))
@@ -162,9 +165,6 @@ class Simulation:
             waiting, self.waiting = self.waiting, []
             for worker in waiting:
                 worker.resume(now)
-        due = self.ledger.due_at(part)
-        if due is not None and due > now and self.ledger.round(part) < self.settings.rounds:
-            self.at(due, partial(self.check, part))
 
 
 class VirtualWorker:
@@ -172,9 +172,8 @@ class VirtualWorker:
 
     def __init__(self, spec: RunSpec, index: int, replica: int, corpus: Corpus, engine: Simulation) -> None:
         self.engine, self.settings, self.index, self.replica = engine, spec.config.rounds, index, replica
-        self.seed = replica_seed(spec.config.seed, replica)
         self.lies = replica >= self.settings.replicas - engine.fleet.liars
-        task = spec.task(index, corpus, self.seed)
+        task = spec.task(index, corpus, replica_seed(spec.config.seed, replica))
         self.learner = Learner(task, spec.config)
         self.part = spec.parts[index]
         self.name = f"{self.part}-{replica}"

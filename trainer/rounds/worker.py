@@ -86,37 +86,27 @@ class Worker:
     ) -> None:
         """Raises OnesweepError if the coordinator's settings make no sense here."""
         self.client, self.settings, self.place, self.run, self.site = client, settings, place, place.run, site
-        self.progress, self.doing = WorkerProgress(""), rounds_pb2.DOING_WAITING
-        self.losses: dict[str, float] = {}
+        self.spec = RunSpec.joined(place, settings.state, corpus)
+        if place.part >= len(self.spec.parts):
+            raise ServiceError(f"{client.address} assigned part {place.part} of {len(self.spec.parts)}: it is faulty")
+        self.run_settings, self.part = self.spec.config.rounds, self.spec.parts[place.part]
+        self.progress, self.doing = WorkerProgress(self.part, incarnation=place.incarnation), rounds_pb2.DOING_WAITING
+        self.rounds, self.losses = WorkerRounds(self.progress, self.run_settings), dict[str, float]()
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
-        self.closing = ExitStack()
-        # before building the model, which can take longer than a lease on a busy machine
-        self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
-        self.closing.callback(self.heartbeat.stop)
-        try:
-            self._build(corpus)
-        except BaseException:
-            self.closing.close()
-            raise
+        with ExitStack() as stack:
+            # before building the model, which can take longer than a lease on a busy machine
+            self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
+            stack.callback(self.heartbeat.stop)
+            self.learner = self.spec.learner(place, corpus, settings)
+            if site is not None:
+                site.announce(place, self.learner, corpus.digest())
+            self.cache = WeightCache(client, settings.name, place.lease, settings.state / INCOMING, self.spec.shapes)
+            self.features = FeatureClient(client, settings, place, self.learner)
+            stack.callback(self.features.end)
+            self.closing = stack.pop_all()
         log.info("%s: %s, replica %d of run %s", settings.name, self.part, place.replica, self.run[:12])
-
-    def _build(self, corpus: Corpus) -> None:
-        place, client, settings = self.place, self.client, self.settings
-        self.spec = RunSpec.joined(place, settings.state, corpus)
-        self.run_settings = self.spec.config.rounds
-        if place.part >= len(self.spec.parts):
-            raise ServiceError(f"{client.address} assigned part {place.part} of {len(self.spec.parts)}: it is faulty")
-        self.part = self.spec.parts[place.part]
-        self.learner = self.spec.learner(place, corpus, settings)
-        if self.site is not None:
-            self.site.announce(place, self.learner, corpus.digest())
-        self.progress = WorkerProgress(self.part, incarnation=place.incarnation)
-        self.rounds = WorkerRounds(self.progress, self.run_settings)
-        self.cache = WeightCache(client, settings.name, place.lease, settings.state / INCOMING, self.spec.shapes)
-        self.features = FeatureClient(client, settings, place, self.learner)
-        self.closing.callback(self.features.end)
 
     # State
 
@@ -143,8 +133,7 @@ class Worker:
 
     def save(self) -> None:
         """Save the state. Raises CheckpointError, with the previous state intact."""
-        groups = self.state()
-        save_worker(self.settings.state / STATE_NAME, self.run, self.progress, groups)
+        save_worker(self.settings.state / STATE_NAME, self.run, self.progress, self.state())
         self._saved_at = time.monotonic()
 
     def leave(self) -> None:
@@ -158,7 +147,9 @@ class Worker:
         """Train round after round to the end of the run. Raises OnesweepError; LeaseLostError if the place is gone."""
         while self._next_round():
             if self._train():
-                self._finish_round()
+                self.rounds.finish(self.learner.weights(), self.losses, f"{self.run} {self.settings.name}")
+                self.trained += 1
+                self.save()  # before the update is sent
         self.leave()
 
     def _next_round(self) -> bool:
@@ -264,12 +255,6 @@ class Worker:
         if time.monotonic() - self._saved_at > self.settings.save_every_s:
             self.save()
 
-    def _finish_round(self) -> None:
-        """Save a round's update before it is sent."""
-        self.rounds.finish(self.learner.weights(), self.losses, f"{self.run} {self.settings.name}")
-        self.trained += 1
-        self.save()
-
     # Handing in
 
     def _submit(self) -> None:
@@ -294,7 +279,7 @@ class Worker:
             log.info("submitted round %d of %s", pending["round"], self.part)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        progress = self.progress  # the first beats precede the building of the model
+        progress = self.progress
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,

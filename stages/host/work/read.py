@@ -21,7 +21,7 @@ from stages.host.sessions import HostSession
 from stages.host.work.checks import SamplingPlan, check_extent, check_reads, parse_sampling
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
-from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, are_depths, guesses_after, tree_positions
+from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, are_depths, drafted_after, tree_positions
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, log_probabilities, most_likely
@@ -187,7 +187,7 @@ class SampleWork(ReadWork):
         first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
         known, shaping = self.session.tokens[:first], plan.shaping
         # sample only along the accepted drafts
-        guesses = guesses_after(drafts, self.tree or range(len(drafts)))
+        following = drafted_after(drafts, self.tree or range(len(drafts)))
         text, right = b"", -1
         for position in range(first, first + len(drafts) + 1):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
@@ -210,7 +210,7 @@ class SampleWork(ReadWork):
                 if grammar.complete:
                     event.complete = True
                     break
-            if not drafts or (right := guesses.get((right, vocabulary.tokens(token)[0]), -1)) < 0:
+            if not drafts or (right := following.get((right, vocabulary.tokens(token)[0]), -1)) < 0:
                 break
         event.text = text
         return event
@@ -218,8 +218,8 @@ class SampleWork(ReadWork):
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Draft tokens after the tokens just written, and how many of the previous drafts the hosts keep."""
         known, drafter, grammar = self.clean.shape[0] - self.draft, self._drafter, self._grammar
-        guesses = Draft(tuple(self.clean[known:].tolist()), self.tree or tuple(range(self.draft)))
-        kept = guesses.kept(written[:-1])
+        draft = Draft(tuple(self.clean[known:].tolist()), self.tree or tuple(range(self.draft)))
+        kept = draft.kept(written[:-1])
         if drafter is not None:
             text = np.append(self.session.tokens[: self.start], self.clean[:known].tolist() + written)
             allowed = None if grammar is None else grammar.allowed_after(text[grammar.settings.prompt :])

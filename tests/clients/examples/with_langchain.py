@@ -24,7 +24,7 @@ for responses in (False, True):
     calling = chat.bind_tools([weather], tool_choice="required", strict=True)
     pieces = [*calling.stream("hi")]
     streamed = sum(pieces[1:], pieces[0])
-    for said in (calling.invoke("hi"), streamed):
-        results = [ToolMessage("sunny", tool_call_id=call["id"]) for call in said.tool_calls]
+    for message in (calling.invoke("hi"), streamed):
+        results = [ToolMessage("sunny", tool_call_id=call["id"]) for call in message.tool_calls]
         assert results
-        chat.bind_tools([weather]).invoke([HumanMessage("hi"), said, *results])
+        chat.bind_tools([weather]).invoke([HumanMessage("hi"), message, *results])

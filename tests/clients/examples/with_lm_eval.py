@@ -19,11 +19,11 @@ CHATS = {"model": "onesweep", "base_url": f"{URL}/chat/completions"}
 
 def evaluated(task: str, model: str, arguments: dict[str, Any], **more: Any) -> tuple[dict[str, Any], list[Any]]:
     """The scores of a task, and what the model said to each request of it."""
-    told = simple_evaluate(
+    results = simple_evaluate(
         model, model_args=arguments, tasks=[task], task_manager=TASKS, bootstrap_iters=0, device="cpu", **more
     )
-    said = [reply for sample in told["samples"][task] for reply in sample["filtered_resps"]]
-    return told["results"][task], said
+    replies = [reply for sample in results["samples"][task] for reply in sample["filtered_resps"]]
+    return results["results"][task], replies
 
 
 for task, kinds in (
@@ -42,6 +42,6 @@ for task, kinds in (
 for model, arguments, chat in (("local-completions", COMPLETIONS, False), ("local-chat-completions", CHATS, True)):
     texts = []
     for kind, own in (("hf", OWN), (model, arguments)):
-        _, said = evaluated("facts_written", kind, own, apply_chat_template=chat, limit=8)
-        texts.append([text.rstrip("\ufffd") for text in said])  # an incomplete character at the end is not shown
+        _, replies = evaluated("facts_written", kind, own, apply_chat_template=chat, limit=8)
+        texts.append([text.rstrip("\ufffd") for text in replies])  # an incomplete character at the end is not shown
     assert texts[0] == texts[1]

@@ -16,10 +16,10 @@ shape = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required":
 tool = {"name": "weather", "description": "of today", "parameters": shape, "strict": True}
 tools = [{"type": "function", "function": tool}]
 
-said = client.chat.completions.create(
+completion = client.chat.completions.create(
     model="onesweep", messages=ask, tools=tools, tool_choice="required", max_tokens=100
 )
-message = said.choices[0].message
+message = completion.choices[0].message
 results = [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls]
 history = [*ask, message.model_dump(), *results]
 with client.chat.completions.stream(model="onesweep", messages=history, tools=tools) as stream:

@@ -24,9 +24,9 @@ class Answer(BaseModel, extra="forbid"):
 
 
 asked = {"model": "openai/onesweep", "api_base": URL, "num_retries": 0, "max_tokens": 20, "temperature": 0}
-said = litellm.completion(messages=ASK, **asked).choices[0].message
+message = litellm.completion(messages=ASK, **asked).choices[0].message
 # a random model may end its text, too
-assert litellm.completion(messages=[*ASK, said.model_dump(), *ASK], **asked).choices[0].finish_reason in ENDS
+assert litellm.completion(messages=[*ASK, message.model_dump(), *ASK], **asked).choices[0].finish_reason in ENDS
 assert litellm.stream_chunk_builder([*litellm.completion(messages=ASK, stream=True, **asked)]) is not None
 
 taught = instructor.from_openai(OpenAI(base_url=URL, max_retries=0), mode=instructor.Mode.TOOLS_STRICT)

@@ -136,14 +136,14 @@ DIALLER = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeou
 def test_a_link_is_cut_and_restored_while_others_work(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
 
-        def said(target: str) -> str:
+        def error(target: str) -> str:
             dialler = lab.command("router", [sys.executable, "-c", DIALLER, lab.address(target)])
             return subprocess.run(dialler, capture_output=True, text=True).stderr.splitlines()[-1].partition(":")[0]
 
         lab.cut("host-1", "router")
-        assert said("host-1") == "TimeoutError"
-        assert said("host-2") == "ConnectionRefusedError"
+        assert error("host-1") == "TimeoutError"
+        assert error("host-2") == "ConnectionRefusedError"
         lab.cut("router", "host-1", is_cut=False)
-        assert said("host-1") == "ConnectionRefusedError"
+        assert error("host-1") == "ConnectionRefusedError"
         with pytest.raises(InputError, match="no node 'host-9'"):
             lab.cut("router", "host-9")

@@ -44,7 +44,7 @@ def test_profiles_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("delay_ms = -1", "delay_ms must be a number from 0 to 60000, not -1"),
         ("delay_ms = inf", "delay_ms must be a number from 0 to 60000, not inf"),
@@ -67,10 +67,10 @@ def test_profiles_are_read_from_a_file(tmp_path: Path) -> None:
         ("closed = { host-1 = 1 }", 'and closed = { host-2 = ["router", "host-1"] }'),
     ],
 )
-def test_an_invalid_profile_is_explained(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_profile_is_explained(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"[p]\n{text}")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / "mine.toml") in str(caught.value)
     assert caught.value.exit_code == 2
 

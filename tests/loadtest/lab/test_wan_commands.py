@@ -29,16 +29,16 @@ def wan(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--profile", "moon"], "no profile 'moon'; available: consumer, lan, links-150"),
         (["--profile", "lan", "--hosts", "0"], "a lab must have 1 to 64 hosts, not 0"),
     ],
 )
-def test_a_wrong_option_is_explained(wan: Callable[..., tuple[int, str]], arguments: list[str], said: str) -> None:
+def test_a_wrong_option_is_explained(wan: Callable[..., tuple[int, str]], arguments: list[str], message: str) -> None:
     code, shown = wan("up", *arguments)
     assert (code, shown.count("\n")) == (2, 1)
-    assert said in shown
+    assert message in shown
 
 
 def test_the_network_exists_while_up_runs(needs_lab: None, wan: Callable[..., tuple[int, str]]) -> None:
@@ -46,8 +46,8 @@ def test_the_network_exists_while_up_runs(needs_lab: None, wan: Callable[..., tu
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         assert "host-3 10.77.0.4" in up.stdout.readline()
         code, shown = wan("up", "--profile", "lan")
-        said = "onesweep: a lab is already up (three-regions): stop its `onesweep wan up` first\n"
-        assert (code, shown) == (1, said)
+        message = "onesweep: a lab is already up (three-regions): stop its `onesweep wan up` first\n"
+        assert (code, shown) == (1, message)
         assert wan("exec", "host-9", "--", "true")[0] == 2
         assert wan("exec", "host-1")[0] == 2
         up.send_signal(signal.SIGINT)

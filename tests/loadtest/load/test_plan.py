@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from loadtest.load.plan import LoadPlan, LoadSample, Recording
+from loadtest.load.plan import LoadPlan, LoadSample, Recording, Window
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
@@ -16,7 +16,7 @@ def test_a_plan_and_a_recording_survive_json() -> None:
     assert LoadPlan.from_json(json.dumps(asdict(plan))) == plan
     assert plan.patience_s == 14.0
     sample = LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff")
-    recording = Recording([sample], 1.0, 2.0, 0.25)
+    recording = Recording([sample], Window(1.0, 2.0, 0.25))
     assert Recording.from_json(json.dumps(asdict(recording))) == recording
 
 

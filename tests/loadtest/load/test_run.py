@@ -48,7 +48,7 @@ def test_an_unexpected_text_is_wrong(settings: Settings, texts: Texts) -> None:
     texts.of("ar", [2])
     texts._known["ar", 2] = b"something else"
     result = run_load(settings(), texts, "ar", 2)
-    both = (result.figures.counts, result.figures.outside)
+    both = (result.metrics.counts, result.metrics.outside)
     assert sum(counts.wrong for counts in both) > 0
     assert sum(counts.right + counts.wrong for counts in both) == sum(counts.requests for counts in both)
     assert "alone:      b'something else'" in result.wrong

@@ -54,25 +54,25 @@ class Process:
     def expect(self, pattern: str) -> str:
         """The first match in its output, now or later."""
 
-        def said() -> str | None:
+        def first_match() -> str | None:
             found = re.search(pattern, self.log.read_text())
             assert found or self.process.poll() is None, self.log.read_text()
             return found[0] if found else None
 
-        return until(said, WITHIN_S)
+        return until(first_match, WITHIN_S)
 
     def ask(self, *arguments: object, act: Callable[[], object] = lambda: None) -> str:
         """The output of another command on the same machine. :param act: called after the first letter."""
         command = [*self.inside, sys.executable, *MODULE, *map(str, arguments)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment) as asked:
-            said, times_s = asked.stdout.read(1), [time.monotonic()]
+            text, times_s = asked.stdout.read(1), [time.monotonic()]
             act()
             while piece := asked.stdout.read1():
-                said, times_s = said + piece, [*times_s, time.monotonic()]
+                text, times_s = text + piece, [*times_s, time.monotonic()]
             _, problem = asked.communicate(timeout=WITHIN_S)
         assert asked.returncode == 0, problem.decode()
         print(f"{max((b - a for a, b in pairwise(times_s)), default=0):.1f} s without a letter")
-        return said.decode()
+        return text.decode()
 
     def end(self) -> None:
         self.process.terminate()
@@ -130,9 +130,9 @@ def test_machines_join_with_a_ticket_and_keep_their_stages(model: Path, expected
             ticket = serve.expect(r"onesweep-[\w-]+")
             stack.enter_context(joined(tmp_path, ticket, "paris", "tokyo", "austin"))
             serve.expect("Ctrl-C stops them")
-            said = serve.log.read_text()
-            assert said.count(" MB sent, blocks ") == 3
-            assert "the last host drafts with: copy:q8" in said
+            log = serve.log.read_text()
+            assert log.count(" MB sent, blocks ") == 3
+            assert "the last host drafts with: copy:q8" in log
             assert serve.ask("generate", *ASKED) == expected != ""
             assert serve.ask("doctor")
             late = Process(tmp_path / "late.log", "join", ticket, "--name", "oslo", state=tmp_path / "machines")
@@ -142,8 +142,8 @@ def test_machines_join_with_a_ticket_and_keep_their_stages(model: Path, expected
         with serving(model, tmp_path, port) as serve:
             serve.expect("Ctrl-C stops them")
             assert "MB sent" not in serve.log.read_text()
-            assert "importing" not in (said := serve.log.read_text())
-            assert len(re.findall("; to [a-z]+: direct, ", said)) == 3
+            assert "importing" not in (log := serve.log.read_text())
+            assert len(re.findall("; to [a-z]+: direct, ", log)) == 3
             assert serve.ask("generate", *ASKED) == expected
 
 
@@ -170,10 +170,10 @@ def test_machines_join_and_leave_while_the_ring_serves(
         ticket = serve.expect(r"onesweep-[\w-]+")
         machines = stack.enter_context(joined(tmp_path, ticket, "paris", "tokyo", "austin"))
         serve.expect("Ctrl-C stops them")
-        said = serve.log.read_text()
-        assert said.index("the ring, in this order:") < said.index(" MB sent")
+        log = serve.log.read_text()
+        assert log.index("the ring, in this order:") < log.index(" MB sent")
         line = r"\d[.] \w+: layers \d-\d, [\d.,]+ of [\d,]+ MB, speed [\d.]+; to \w+: direct, [\d.]+ ms"
-        assert len(re.findall(line, said)) == 3
+        assert len(re.findall(line, log)) == 3
         copy = shutil.copytree(model, tmp_path / "copy")
         invited = serve.ask("invite", "oslo").split()[-1]
         (oslo,) = stack.enter_context(joined(tmp_path, invited, "oslo", options=("--model", copy)))
@@ -219,7 +219,7 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
             serve.expect("Ctrl-C stops them")
             assert serve.ask("generate", *ASKED) == expected
             served_at, whole = time.monotonic(), serve.ask(*LONG)
-            shown = until(lambda: (said := serve.ask("status")).count(" MB so far") == 3 and said, WITHIN_S)
+            shown = until(lambda: (text := serve.ask("status")).count(" MB so far") == 3 and text, WITHIN_S)
             assert "host-1 and host-2 relay through the router: open TCP" in shown
 
             def orders(node: str, *given: str) -> None:

@@ -170,7 +170,7 @@ def test_a_shared_state_directory_is_refused_before_the_ticket_is_used(
 def test_serve_waits_for_machines_until_they_join_or_are_removed(
     rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now, said, run = 0.0, list[str](), rendezvous.run
+    now, lines, run = 0.0, list[str](), rendezvous.run
     used, _ = run.invitations.add(1, 1)
     run.invitations.use(used)
     monkeypatch.setattr(remote, "monotonic", lambda: now)
@@ -178,7 +178,7 @@ def test_serve_waits_for_machines_until_they_join_or_are_removed(
 
     def waited(passes: Callable[[], object], wait: int | None = None) -> list[str]:
         progress = ProgressLine()
-        monkeypatch.setattr(progress, "at", lambda line: (said.append(line), passes()))
+        monkeypatch.setattr(progress, "at", lambda line: (lines.append(line), passes()))
         return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), progress)
 
     def pass_time(seconds: float = remote.REPLACE_AFTER_S + 1) -> None:
@@ -201,7 +201,7 @@ def test_serve_waits_for_machines_until_they_join_or_are_removed(
     then = iter((lambda: pass_time(remote.ADVISE_AFTER_S + 1), lambda: come("tokyo")))
     assert waited(lambda: next(then)()) == ["paris", "tokyo"], "the others join the ring while it serves"
     away = "waiting for machines: 2 of 2 (paris, oslo); missing: tokyo"
-    assert said == [away, f"{away} (`onesweep invite --revoke tokyo` removes it, --wait 2 starts with these)"]
+    assert lines == [away, f"{away} (`onesweep invite --revoke tokyo` removes it, --wait 2 starts with these)"]
     rendezvous.machines["tokyo"].notices = None
     assert waited(lambda: None, wait=2) == ["paris", "oslo"]
 
@@ -218,11 +218,11 @@ def test_serve_waits_for_machines_until_they_join_or_are_removed(
     assert shown[1] in made.err
     assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
     assert waited(lambda: rendezvous.remove_machines({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
-    assert "missing: tokyo" in said[-1]
+    assert "missing: tokyo" in lines[-1]
     rendezvous.machines["oslo"].notices = None
-    said.clear()
+    lines.clear()
     assert waited(lambda: come("oslo")) == ["paris", "oslo"]
-    assert said == ["waiting for machines: 1 of 2 (paris)"], "rome was in no ring"
+    assert lines == ["waiting for machines: 1 of 2 (paris)"], "rome was in no ring"
 
 
 def test_other_commands_report_which_machines_serve_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +264,11 @@ def test_a_reason_quoted_by_other_hosts_is_shown_once() -> None:
     status = router_pb2.StatusResponse(hosts=hosts)
     assert unready_words(status) == "waits for c: is gone"
     status.hosts.add(reason="d is lost", lost=True)
-    words, said = unready_words(status), list[str]()
+    words, lines = unready_words(status), list[str]()
     assert (type(words), words) == (HostsLost, "d is lost")
     starting = Deployment(local_topology(1, 3, Path()), Path(), {})
-    starting.wait_ready(said.append, iter([words, ""]))
-    assert said == ["the hosts start"]
+    starting.wait_ready(lines.append, iter([words, ""]))
+    assert lines == ["the hosts start"]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

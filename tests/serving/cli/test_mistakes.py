@@ -265,9 +265,9 @@ def test_every_removed_command_and_option_has_a_hint() -> None:
             for line in lines:
                 with pytest.raises(InputError) as refusal:
                     parse([*line.split(), "--no-such"])
-                said = str(refusal.value)
-                if re.search("no option (?!--no-such)|unknown command", said):
-                    assert hints.search(said), line
+                message = str(refusal.value)
+                if re.search("no option (?!--no-such)|unknown command", message):
+                    assert hints.search(message), line
                     tried += 1
     assert tried > 200
 

@@ -179,8 +179,8 @@ def test_a_request_survives_a_router_restart(bundles: Path, servers: Any, monkey
 
 
 def test_two_unreachable_routers_are_named() -> None:
-    said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
-    with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):
+    message = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
+    with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=message):
         client.generate("x", timeout_s=1.0)
 
 

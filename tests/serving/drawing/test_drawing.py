@@ -146,8 +146,8 @@ def test_the_command_writes_png_files(
 ) -> None:
     def draw(*arguments: str) -> tuple[int, str]:
         code = main(["draw", *arguments, "--router", drawing.topology.router])
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
 
     out = tmp_path / "one.png"
     with monkeypatch.context() as full:
@@ -162,9 +162,9 @@ def test_the_command_writes_png_files(
         draw("one", "--out", str(out))
     Image.open(out).verify()
     out.unlink()
-    code, said = draw("one", "--seed", "7", "--out", str(out))
-    assert code == 0, said
-    assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said
+    code, printed = draw("one", "--seed", "7", "--out", str(out))
+    assert code == 0, printed
+    assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in printed
     with Image.open(out) as picture:
         assert np.array_equal(np.asarray(picture)[::4, ::4], artist.draw("one", seed=7).pixels[0, 0])
     for arguments, rows, columns in (
@@ -173,10 +173,10 @@ def test_the_command_writes_png_files(
         (("one", "two", "--compare"), 3, 2),
     ):
         path = tmp_path / f"{arguments[-1]}.png"
-        code, said = draw(*arguments, "--out", str(path))
-        assert code == 0, said
+        code, printed = draw(*arguments, "--out", str(path))
+        assert code == 0, printed
         if "--compare" in arguments:
-            table = [line.split()[:2] for line in said.splitlines()[1:]]
+            table = [line.split()[:2] for line in printed.splitlines()[1:]]
             assert table == [["mode", "trips"], ["chain", "1"], ["steps", "13"], ["local", "0"]]
         with Image.open(path) as picture:
             assert picture.size == (4 * (9 * columns - 1), 4 * (9 * rows - 1))
@@ -188,17 +188,17 @@ def test_the_command_writes_png_files(
         (("one", "--compare", "--previews", "--out", str(tmp_path / "x.png")), "leave out --mode and --previews"),
         (("one", "--seed", str(1 << 64), "--out", str(tmp_path / "x.png")), "seed must be"),
     ):
-        code, said = draw(*arguments)
+        code, printed = draw(*arguments)
         assert code in (1, 2)
-        assert message in said
+        assert message in printed
     for command, message in (
         (["status"], "modes chain, steps, local;"),
         (["compare", "hello"], "compare its pictures with `onesweep draw --compare`"),
         (["chat", "hello"], "no model to chat with: this checkpoint only draws"),
     ):
         main([*command, "--router", drawing.topology.router])
-        told = capsys.readouterr()
-        assert message in told.out + told.err
+        printed = capsys.readouterr()
+        assert message in printed.out + printed.err
 
 
 def test_the_openai_client_draws(drawing: Deployment, artist: Client, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def test_an_answer_may_fill_a_message(tmp_path: Path, onesweep: Run) -> None:
     out, count = tmp_path / "sheet.png", 83
     with temporary_deployment(local_topology(3, 3, bundle, free_port_block(4) + 1), bundle) as deployment:
         asked = ("--pictures", count, "--guidance", 1, "--levels", 3, "--router", deployment.topology.router)
-        code, said, err = onesweep("draw", "two", *asked, "--previews", "--out", out)
+        code, printed, err = onesweep("draw", "two", *asked, "--previews", "--out", out)
     assert code == 0, err
-    assert said == f"{out}: {count} pictures\n"
+    assert printed == f"{out}: {count} pictures\n"
     with Image.open(out) as sheet:
         # a row for each preview that came in time
         assert sheet.size in [(129 * count - 1, 129 * rows - 1) for rows in (1, 2, 3)]

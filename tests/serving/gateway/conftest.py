@@ -105,7 +105,7 @@ def open_page(browser: Browser, url: str, wait_for: str, **context: Any) -> Iter
     opened, site = browser.new_context(reduced_motion="reduce", **context), "/".join(url.split("/")[:3])
     page, wrong = opened.new_page(), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
+    page.on("console", lambda message: wrong.append(message.text) if is_wrong(message) else None)
     page.on("request", lambda asked: None if asked.url.startswith(f"{site}/") else wrong.append(asked.url))
     page.goto(url)
     page.wait_for_selector(wait_for)
@@ -114,11 +114,11 @@ def open_page(browser: Browser, url: str, wait_for: str, **context: Any) -> Iter
     assert not wrong
 
 
-def is_wrong(said: ConsoleMessage) -> bool:
+def is_wrong(message: ConsoleMessage) -> bool:
     # the state of the hosts is asked for every two seconds, and a page that is left breaks that off
     # the browser reports every refusal, too
-    spared = said.location["url"].endswith(("/api/hosts", "/v1/chat/completions"))
-    return said.type in ("error", "warning") and not ("Failed to load resource" in said.text and spared)
+    spared = message.location["url"].endswith(("/api/hosts", "/v1/chat/completions"))
+    return message.type in ("error", "warning") and not ("Failed to load resource" in message.text and spared)
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,9 @@ def test_an_invalid_value_is_explained_in_our_words(request_: type[Fields], junk
 
 
 def test_the_schema_has_the_bounds_of_a_request() -> None:
-    told = CompletionRequest.model_json_schema()
-    of_ours = told["$defs"]["Extension"]["properties"]
-    own, (one, several, _) = told["properties"], told["properties"]["stop"]["anyOf"]
+    schema = CompletionRequest.model_json_schema()
+    of_ours = schema["$defs"]["Extension"]["properties"]
+    own, (one, several, _) = schema["properties"], schema["properties"]["stop"]["anyOf"]
     assert (own["top_p"]["exclusiveMinimum"], own["presence_penalty"]["maximum"]) == (0, 2)
     assert own["seed"]["anyOf"][0]["exclusiveMaximum"] == 1 << 64
     assert (one["type"], several["items"]["maxLength"], several["maxItems"]) == ("string", 256, 16)

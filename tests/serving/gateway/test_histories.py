@@ -63,8 +63,8 @@ def read_messages(*messages: Any) -> list[Any]:
 def test_an_answer_can_be_sent_back_as_a_message(answer: dict[str, Any], text: str, arguments: list[Any]) -> None:
     plain: dict[str, Any] = ChatCompletionMessage.model_construct(role="assistant", **answer).model_dump(warnings=False)
     for sent in ({"role": "assistant", **answer}, plain):
-        ((role, said, more),) = read_messages(sent)
-        assert (role, said) == ("assistant", text)
+        ((role, content, more),) = read_messages(sent)
+        assert (role, content) == ("assistant", text)
         assert [call["function"]["arguments"] for call in more.get("tool_calls", [])] == arguments
 
 
@@ -86,11 +86,11 @@ def test_tool_results_are_sorted_by_their_calls(order: list[int], content: Any) 
     assert {text for _, text, _ in read} == {"a" if content else ""}
 
 
-@pytest.mark.parametrize("said", ["", "Let me see."])
+@pytest.mark.parametrize("content", ["", "Let me see."])
 @pytest.mark.parametrize("template", [PLAIN, TURNS, ONE_CALL])
-def test_a_template_without_calls_gets_them_in_the_format_of_qwen(template: str, said: str) -> None:
+def test_a_template_without_calls_gets_them_in_the_format_of_qwen(template: str, content: str) -> None:
     results = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"<{at}>"} for at in range(3)]
-    called = {"role": "assistant", "content": said, "tool_calls": CALLS}
+    called = {"role": "assistant", "content": content, "tool_calls": CALLS}
     history = read_messages({"role": "user", "content": "é"}, called, *results, {"role": "assistant", "content": "so"})
     messages = [{"role": role, "content": text, **more} for role, text, more in history]
     assert ChatTemplate(template).render(messages) == ChatTemplate(QWEN).render(messages)
@@ -99,9 +99,9 @@ def test_a_template_without_calls_gets_them_in_the_format_of_qwen(template: str,
 def test_output_items_can_be_sent_in_the_next_request() -> None:
     call = {"type": "function_call", "id": "fc", "call_id": "x", "name": "f", "arguments": "{}", "status": "completed"}
     part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
-    said = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part], "phase": None}
+    item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part], "phase": None}
     reasoning = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
-    output: Any = Response.model_construct(output=[reasoning, said, call]).model_dump(warnings=False)["output"]
+    output: Any = Response.model_construct(output=[reasoning, item, call]).model_dump(warnings=False)["output"]
     result = {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text", "text": "b"}]}
     chat = ResponseRequest.model_validate({"model": "x", "input": [*output, result]}).chat()
     read = [(each.role, each.content, bool(each.tool_calls)) for each in chat.messages]

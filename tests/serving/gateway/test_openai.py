@@ -97,8 +97,8 @@ def test_a_chat_continues_its_messages(openai: OpenAI, client: Client) -> None:
 
 def test_a_response_has_the_text_of_a_chat(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "extra_body": {"seed": 3}}
-    told: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It was late when "}]
-    chat = openai.chat.completions.create(model="onesweep-ar", messages=told, max_tokens=16, seed=3)
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It was late when "}]
+    chat = openai.chat.completions.create(model="onesweep-ar", messages=messages, max_tokens=16, seed=3)
     text = chat.choices[0].message.content
     parts: Any = [{"role": "user", "content": [{"type": "input_text", "text": "It was late when "}]}]
     for given in ("It was late when ", parts):
@@ -106,7 +106,7 @@ def test_a_response_has_the_text_of_a_chat(openai: OpenAI) -> None:
         assert (answer.output_text, answer.status) == (text, "incomplete")
         assert answer.incomplete_details.reason == "max_output_tokens"
         assert (answer.usage.output_tokens, answer.usage.input_tokens) == (16, chat.usage.prompt_tokens)  # type: ignore[union-attr]
-    events = [*openai.responses.create(input=told, max_output_tokens=16, stream=True, **asked)]
+    events = [*openai.responses.create(input=messages, max_output_tokens=16, stream=True, **asked)]
     assert [event.sequence_number for event in events] == [*range(len(events))]
     kinds = [event.type.removeprefix("response.") for event in events if not event.type.endswith("delta")]
     opening, closing = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
@@ -163,12 +163,12 @@ def test_choices_of_several_prompts_are_in_order(openai: OpenAI) -> None:
         answer: Any = openai.completions.create(**asked, prompt=given, n=2)
         assert [choice.text for choice in answer.choices] == expected
         assert answer.usage.total_tokens == sum(each.usage.total_tokens for each in alone if each.usage)
-    told = openai.completions.create(**asked, prompt=[[*each.encode()] for each in prompts], n=2, echo=True).choices
-    assert [choice.text for choice in told] == [prompts[at // 2] + text for at, text in enumerate(expected)]
+    choices = openai.completions.create(**asked, prompt=[[*each.encode()] for each in prompts], n=2, echo=True).choices
+    assert [choice.text for choice in choices] == [prompts[at // 2] + text for at, text in enumerate(expected)]
     texts = [""] * 4
     for chunk in openai.completions.create(**asked, prompt=prompts, n=2, echo=True, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [choice.text for choice in told]
+    assert texts == [choice.text for choice in choices]
 
 
 # Bytes that are no text by themselves are not written.
@@ -185,11 +185,11 @@ def test_echoed_logprobs_are_those_of_the_written_text(openai: OpenAI) -> None:
         scored, usage = answer.choices[0], answer.usage
         assert (usage.completion_tokens, usage.total_tokens) == (max_tokens, 201 + max_tokens)
         assert scored.text.startswith("x" + wrote.text)
-        told = scored.logprobs
-        assert len(told.tokens) == 1 + 200 + max_tokens
-        assert (told.token_logprobs[0], told.top_logprobs[0], told.text_offset[:2]) == (None, None, [0, 1])
-        assert told.token_logprobs[1:201] == wrote.logprobs.token_logprobs, "to the last bit"
-        assert told.top_logprobs[1:201] == wrote.logprobs.top_logprobs
+        logprobs = scored.logprobs
+        assert len(logprobs.tokens) == 1 + 200 + max_tokens
+        assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0], logprobs.text_offset[:2]) == (None, None, [0, 1])
+        assert logprobs.token_logprobs[1:201] == wrote.logprobs.token_logprobs, "to the last bit"
+        assert logprobs.top_logprobs[1:201] == wrote.logprobs.top_logprobs
     for more in ({"model": "onesweep-ar-speculative"}, {"model": "onesweep-local", "logprobs": None, "max_tokens": 0}):
         with pytest.raises(api.BadRequestError, match=r"echo .* max_tokens 0\) is for mode ar") as refused:
             openai.completions.create(**asked | more, prompt="x", echo=True)
@@ -227,8 +227,8 @@ def test_chats_and_streams_have_logprobs(openai: OpenAI) -> None:
     )
     streamed = list[Any]()
     for chunk in openai.chat.completions.create(**asked, stream=True):
-        told = chunk.choices[0].logprobs
-        streamed += told.content or [] if told else []
+        logprobs = chunk.choices[0].logprobs
+        streamed += logprobs.content or [] if logprobs else []
     assert streamed == whole.logprobs.content
     stop = (whole.message.content or "")[10:12]
     cut = [

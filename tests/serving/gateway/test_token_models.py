@@ -48,11 +48,11 @@ def chat(answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring
 
 def test_a_chat_ends_at_the_end_token_of_the_model(chat: OpenAI, answer: list[int]) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "messages": MESSAGES, "temperature": 0.8, "seed": SEED}
-    said: Any = chat.chat.completions.create(**asked, max_tokens=MAX)
-    (choice,) = said.choices
+    answered: Any = chat.chat.completions.create(**asked, max_tokens=MAX)
+    (choice,) = answered.choices
     assert (choice.message.content, choice.finish_reason) == (text_of(answer), "stop")
-    assert said.usage.prompt_tokens == len(ids(SPELLED))
-    assert said.usage.completion_tokens == len(answer)
+    assert answered.usage.prompt_tokens == len(ids(SPELLED))
+    assert answered.usage.completion_tokens == len(answer)
     shorter = chat.chat.completions.create(**asked, max_tokens=4)
     assert (shorter.choices[0].finish_reason, shorter.usage and shorter.usage.completion_tokens) == ("length", 4)
     assert shorter.choices[0].message.content == text_of(answer[:4])
@@ -83,10 +83,10 @@ def test_texts_are_tokenized_and_detokenized(chat: OpenAI) -> None:
     text = "the sea 🚢 <|end|>"
     with httpx.Client(base_url=str(chat.base_url).removesuffix("/v1/")) as http:
         for asked in ({"prompt": text}, {"content": text, "add_special": False, "model": "onesweep-ar"}):
-            told = http.post("/tokenize", json=asked).json()
-            assert told == {"tokens": ids(text), "count": len(ids(text)), "max_model_len": 512}
-        told = http.post("/detokenize", json={"tokens": ids("the sea 🚢")}).json()
-        assert told == {"prompt": "the sea 🚢", "content": "the sea 🚢"}
+            answered = http.post("/tokenize", json=asked).json()
+            assert answered == {"tokens": ids(text), "count": len(ids(text)), "max_model_len": 512}
+        answered = http.post("/detokenize", json={"tokens": ids("the sea 🚢")}).json()
+        assert answered == {"prompt": "the sea 🚢", "content": "the sea 🚢"}
         for path, wrong, words in (
             ("detokenize", {"tokens": [300]}, "tokens: token 300 does not exist: the model has 0 to 299"),
             ("detokenize", {"tokens": []}, "tokens must not be empty"),
@@ -109,10 +109,10 @@ def test_prompts_in_tokens_are_scored(chat: OpenAI, stages: list[LlamaStage]) ->
         for stage in stages:
             x = stage.read(x)
         nats = stages[-1].next_byte(x)[0].double().log_softmax(-1)
-        told: Any = choice.logprobs
+        logprobs: Any = choice.logprobs
         expected = [float(nats[at, token]) for at, token in enumerate(tokens[1:])]
-        assert told.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
-        best = [max(each.values()) for each in told.top_logprobs[1:]]
+        assert logprobs.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
+        best = [max(each.values()) for each in logprobs.top_logprobs[1:]]
         assert best == pytest.approx(nats.max(1).values.tolist(), abs=1e-4)
         assert choice.text.startswith(text_of(tokens))
-        assert told.text_offset[:-1] == [len(text_of(tokens[:at])) for at in range(len(tokens))], "of characters"
+        assert logprobs.text_offset[:-1] == [len(text_of(tokens[:at])) for at in range(len(tokens))], "of characters"

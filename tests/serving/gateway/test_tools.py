@@ -83,12 +83,12 @@ def test_a_required_call_is_valid_with_any_drafter(chat: OpenAI, kind: str) -> N
             assert call.type == "function"
             assert call.id.startswith("call_")
             texts.add(f"{call.function.name} {call.function.arguments}")
-            told = json.loads(call.function.arguments)
+            arguments = json.loads(call.function.arguments)
             if call.function.name == "ship":
-                assert told["where"] in ("north", "south")
-                assert isinstance(told["now"], bool)
+                assert arguments["where"] in ("north", "south")
+                assert isinstance(arguments["now"], bool)
             else:
-                assert (call.function.name, told) == ("old_man", {})
+                assert (call.function.name, arguments) == ("old_man", {})
             called.add(call.function.name)
         assert len(texts) == 1
     assert called == {"ship", "old_man"}
@@ -97,9 +97,9 @@ def test_a_required_call_is_valid_with_any_drafter(chat: OpenAI, kind: str) -> N
 def test_the_template_gets_tools_calls_and_their_results(chat: OpenAI, kind: str) -> None:
     if kind != "tagged":
         pytest.skip("the other templates have no calls")
-    said = chat.chat.completions.create(model="onesweep", **REQUIRED, seed=1).choices[0].message
-    (call,) = said.tool_calls or []
-    messages: Any = [*ASK, said.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "blue"}]
+    message = chat.chat.completions.create(model="onesweep", **REQUIRED, seed=1).choices[0].message
+    (call,) = message.tool_calls or []
+    messages: Any = [*ASK, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "blue"}]
     asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "tools": TOOLS, "max_tokens": 1}
     name, arguments = call.function.name, call.function.arguments  # type: ignore[union-attr]
     spelled = f'user: the sea\nassistant: \n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
@@ -138,8 +138,8 @@ def test_an_optional_call_of_a_strict_tool_follows_its_schema(chat: OpenAI, kind
         choice = create(tools=strict, **brace).choices[0]
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         (call,) = choice.message.tool_calls or []
-        told = json.loads(call.function.arguments)
-        assert told == {} if call.function.name == "old_man" else set(told) == {"where", "now"}
+        arguments = json.loads(call.function.arguments)
+        assert arguments == {} if call.function.name == "old_man" else set(arguments) == {"where", "now"}
         formed: dict[str, Any] = {"tools": TOOLS, "response_format": FORMED}
         assert create(**formed, **brace).choices[0].message.tool_calls, "a call, or an answer that has the form"
         assert create(**formed, logit_bias={str(ids('"')[0]): 100}).choices[0].message.content == '"sea"'
@@ -199,9 +199,9 @@ F, G = '{"name": "f", "arguments": {"x": "<é>"}}', '{"parameters": {}, "name": 
 def test_calls_are_separated_from_text_in_any_pieces(text: str, content: str, calls: list[str]) -> None:
     for size in (1, 7, len(text)):
         reader = CallReader(["f", "g"])
-        told = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size))
+        before = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size))
         rest, found = reader.end()
-        assert (told + rest, [call.name for call in found]) == (content, calls)
+        assert (before + rest, [call.name for call in found]) == (content, calls)
         for call in found:
             assert json.loads(call.arguments).get("x") in (("<é>", "</tool_call>") if call.name == "f" else (None,))
         first = CallReader(["f", "g"], most=1)
@@ -273,14 +273,14 @@ def test_invalid_tools_are_refused(chat: OpenAI, kind: str) -> None:
 
 def test_an_unterminated_call_is_returned_as_text() -> None:
     reader, text = CallReader(["f"]), CALL_TAG + '{"name": "' + '\\"' * 200_000 + "\\"
-    told = reader.feed(text)
+    before = reader.feed(text)
     rest, calls = reader.end()
-    assert (told + rest, calls) == (text, [])
+    assert (before + rest, calls) == (text, [])
 
 
 def test_an_end_tag_inside_a_string_does_not_end_a_call() -> None:
     reader = CallReader(["f"])
     call = json.dumps({"name": "f", "arguments": {"x": f'{CALL_END} \\"{CALL_TAG}'}})
-    told = reader.feed(f"One. {CALL_TAG}{call}{CALL_END} two {CALL_TAG}{call}")
+    before = reader.feed(f"One. {CALL_TAG}{call}{CALL_END} two {CALL_TAG}{call}")
     rest, calls = reader.end()
-    assert (told + rest, [each.name for each in calls]) == ("One. two", ["f", "f"])
+    assert (before + rest, [each.name for each in calls]) == ("One. two", ["f", "f"])

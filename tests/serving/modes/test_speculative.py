@@ -46,12 +46,12 @@ def test_right_and_wrong_drafts_give_the_text_of_ar(
     prompt = b"The road went "
     text = ring.generate(prompt, mode="ar", max_bytes=40, seed=3, codec=codec).output
 
-    def guesses(_: Drafter, state: DraftState, known: Tokens, plan: DraftPlan, *others: object) -> Draft:
-        after = text[len(known) - len(prompt) :][: plan.guesses]
+    def drafted(_: Drafter, state: DraftState, known: Tokens, plan: DraftPlan, *others: object) -> Draft:
+        after = text[len(known) - len(prompt) :][: plan.total]
         tokens = tuple(after if right else (byte ^ 255 for byte in after))
         return Draft(tokens, tuple(range(len(tokens))), (0.5,) * len(tokens))
 
-    monkeypatch.setattr(Drafter, "guesses", guesses)
+    monkeypatch.setattr(Drafter, "drafted", drafted)
     result = compare(ring, prompt, 7, max_bytes=40, seed=3, codec=codec)
     if right:
         # the first token is not drafted: the hosts draft once they have the text

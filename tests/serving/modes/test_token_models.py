@@ -193,7 +193,7 @@ def test_a_text_ends_at_the_end_token_of_the_model(scene: Scene, tmp_path: Path,
             assert result.text == text_of(expected[: at + 1])
             assert (result.output_tokens, result.stopped) == (at + 1, True)
     assert result.accepted > 0
-    assert result.sweeps < at + 1, "guesses saved trips"
+    assert result.sweeps < at + 1, "drafts saved trips"
 
 
 # Weights in fewer bits

@@ -11,6 +11,7 @@ import pytest
 from serving.router.admission import DAY_S, Admission, PlaceRequest
 from serving.router.service import RouterService
 from serving.router.settings import AdmissionSettings
+from stages.host.metrics import LinkTable
 from stages.wire.channel import LOOPBACK_ONLY
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANONYMOUS, Key, Keyring
@@ -73,11 +74,11 @@ def test_requests_wait_in_the_queue_for_a_place() -> None:
     first, second, third = (gate.ask() for _ in range(3))
     assert states([first, second, third]) == ["admitted", "waits", "waits"]
     assert "and 2 are waiting" in str(gate.refused())
-    told: list[str] = []
-    second.answered = lambda: told.append("second")
+    answered: list[str] = []
+    second.answered = lambda: answered.append("second")
     gate.leave(first)
     assert states([second, third]) == ["admitted", "waits"]
-    assert told == ["second"]
+    assert answered == ["second"]
     gate.leave(second, third)
     assert gate.counts == (0, 0, 0)
 
@@ -128,7 +129,7 @@ class Held:
 
 
 def serving(limits: Admission) -> RouterService:
-    rollout: Any = SimpleNamespace(ring=SimpleNamespace(security=LOOPBACK_ONLY))
+    rollout: Any = SimpleNamespace(ring=SimpleNamespace(security=LOOPBACK_ONLY, counters=LinkTable()))
     return RouterService(rollout, Keyring(), limits)
 
 

@@ -220,8 +220,8 @@ def test_hosts_accept_only_releases_signed_by_a_trusted_key(
             code, out, err = onesweep("deploy", bundle, "--router", topology.router)
             return code, out + err
 
-        code, said = deployed()
-        assert (code, "is not signed" in said, "host-1" in said) == (2, True, True), said
+        code, printed = deployed()
+        assert (code, "is not signed" in printed, "host-1" in printed) == (2, True, True), printed
         assert onesweep("sign", bundle, "--key", certs / "ben.key")[0] == 0
         assert "is not signed by a trusted key" in deployed()[1]
         signers.write_bytes((certs / "ada.pub").read_bytes() + (certs / "ben.pub").read_bytes())

@@ -46,7 +46,7 @@ def test_a_healthy_ring_has_no_bad_findings(bundles: Path, servers: Any, tmp_pat
     assert len({machine["chain_digest"] for machine in report["machines"][1:]}) == 1
     assert not bad(report), "however busy the machine is"
     assert main(["doctor", "--topology", str(tmp_path / "topology.toml")]) == 0
-    assert "hop                     rtt ms" in capsys.readouterr().out
+    assert "full state ms" in capsys.readouterr().out
 
 
 def test_a_host_that_is_down_is_named_and_the_others_are_measured(

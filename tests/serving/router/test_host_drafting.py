@@ -46,20 +46,20 @@ def streamed(client: Client, **settings: Any) -> tuple[Result, list[Any]]:
             return [event async for event in opened.events(PROMPT, **settings)]
 
     items = asyncio.run(events())
-    told = [each for item in items if isinstance(item, list) for each in item]
+    pieces = [each for item in items if isinstance(item, list) for each in item]
     (result,) = [item for item in items if isinstance(item, Result)]
-    return result, told
+    return result, pieces
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
     settings = {"max_tokens": 40, "seed": 5} | SETTINGS[name]
     of_ar = {name: value for name, value in settings.items() if name not in ("branches", "draft")}
-    expected, told = streamed(client, mode="ar", **of_ar)
-    result, told_too = streamed(client, **settings, **BY_HOSTS)
+    expected, logprobs = streamed(client, mode="ar", **of_ar)
+    result, drafted_logprobs = streamed(client, **settings, **BY_HOSTS)
     assert result.output == expected.output
-    assert told_too == told
-    assert bool(told) == (name == "logprobs")
+    assert drafted_logprobs == logprobs
+    assert bool(logprobs) == (name == "logprobs")
     assert result.sweeps <= expected.sweeps
     if name == "wide tree":
         assert result.accepted > 0, "some draft tokens are accepted, or nothing is tested here"
@@ -68,8 +68,8 @@ def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
 
 def test_hosts_draft_most_tokens_of_a_grammar(client: Client) -> None:
     """The drafter may know nothing of it."""
-    said = {"const": "the sea was calm and the old ship lay still"}
-    fields = {"captain": said, "crew": {"enum": [7, 12]}, "mate": said}
+    line = {"const": "the sea was calm and the old ship lay still"}
+    fields = {"captain": line, "crew": {"enum": [7, 12]}, "mate": line}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     settings: dict[str, Any] = {"max_tokens": 150, "seed": 5, "json_schema": json.dumps(schema)}
     for temperature in (0.0, 1.2):

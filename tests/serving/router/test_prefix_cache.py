@@ -72,8 +72,8 @@ def second_turn(client: Client) -> Callable[..., tuple[str, Result]]:
 
     def ask(topic: str, **settings: Any) -> tuple[str, Result]:
         first = f"{topic}. {TALE}"
-        told: Result = until(lambda: cached(client.generate(first, seed=5, **settings)))
-        answer = told.output.decode(errors="replace")
+        result: Result = until(lambda: cached(client.generate(first, seed=5, **settings)))
+        answer = result.output.decode(errors="replace")
         prompt = f"{first}{answer}\nAnd what did the captain say to the crew that night?"
         return prompt, client.generate(prompt, seed=6, **settings)
 
@@ -158,7 +158,7 @@ def test_a_key_does_not_use_prefixes_of_another_key(line: Line) -> None:
 def test_prefixes_of_a_faulty_host_are_not_used_after_its_restart(
     bundles: Path, servers: Any, forgetful: Client, lying: Callable[[str, Callable[[], bool]], None]
 ) -> None:
-    """The router continues; tests/serving/router/test_liars.py has one that is started again."""
+    """The router continues; tests/serving/router/test_lying_hosts.py has one that is started again."""
     bundle, lies = bundles / "scored", [True]
     lying("host-1", lambda: bool(lies))
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)

@@ -30,7 +30,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"mode": "resample", "max_bytes": 24, "seed": 5, "chunk": 10, "candidates": 6, "scorer": "scorer"},
     {"mode": "local", "max_bytes": 12, "seed": 7},
 ]
-Figures = dict[tuple[str, ...], float]
+Values = dict[tuple[str, ...], float]
 """By sample name and label values, in the order of the labels' names."""
 
 
@@ -55,7 +55,7 @@ def log_lines(deployment: Deployment, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def scrape(deployment: Deployment, name: str) -> Figures:
+def scrape(deployment: Deployment, name: str) -> Values:
     log = (deployment.directory / f"{name}.log").read_text()
     found = re.search(r"http://[0-9.:]+/metrics", log)
     text = urllib.request.urlopen(found[0], timeout=PATIENCE_S).read().decode()
@@ -66,19 +66,19 @@ def scrape(deployment: Deployment, name: str) -> Figures:
     }
 
 
-def total(figures: Figures, name: str) -> float:
-    return sum(value for key, value in figures.items() if key[0] == name)
+def total(values: Values, name: str) -> float:
+    return sum(value for key, value in values.items() if key[0] == name)
 
 
 # Metrics
 
 
 def test_metrics_of_the_router_match_its_answers(watched: Deployment, asked: list[Result]) -> None:
-    def scraped() -> Figures | None:
+    def scraped() -> Values | None:
         found = scrape(watched, "router")
         return found if total(found, "onesweep_router_request_seconds_count") >= len(asked) else None
 
-    router: Figures = until(scraped)
+    router: Values = until(scraped)
     for r in asked:
         expected = {
             "onesweep_router_output_bytes_total": r.output_bytes,
@@ -105,7 +105,7 @@ def test_metrics_of_the_router_match_its_answers(watched: Deployment, asked: lis
 
 def test_metrics_of_the_hosts_add_up_to_the_answers(watched: Deployment, asked: list[Result]) -> None:
     scraped = {name: scrape(watched, name) for name in ("host-1", "host-2", "host-3", "router")}
-    hosts = [figures for name, figures in scraped.items() if name != "router"]
+    hosts = [values for name, values in scraped.items() if name != "router"]
     shares = {share.name: [0.0, 0.0] for result in asked for share in result.hosts}
     for result in asked:
         for share in result.hosts:
@@ -118,17 +118,17 @@ def test_metrics_of_the_hosts_add_up_to_the_answers(watched: Deployment, asked: 
         hops = total(scraped[name], "onesweep_stage_hop_compute_seconds_count")
         assert hops == sum(result.sweeps for result in asked)
         assert scraped[name]["onesweep_stage_hop_compute_seconds_count", "chain"] == 6  # one sweep, five chunks
-    received = sum(total(figures, "onesweep_stage_received_bytes_total") for figures in hosts)
-    results = sum(total(figures, "onesweep_stage_result_bytes_total") for figures in hosts)
+    received = sum(total(values, "onesweep_stage_received_bytes_total") for values in hosts)
+    results = sum(total(values, "onesweep_stage_result_bytes_total") for values in hosts)
     assert received + results == sum(result.wire_bytes_total for result in asked)
-    sent = sum(total(figures, "onesweep_stage_link_sent_bytes_total") for figures in hosts)
+    sent = sum(total(values, "onesweep_stage_link_sent_bytes_total") for values in hosts)
     assert sent + total(scraped["router"], "onesweep_router_sent_bytes_total") == received
-    handed = sum(total(figures, "onesweep_stage_link_handover_seconds_count") for figures in hosts)
+    handed = sum(total(values, "onesweep_stage_link_handover_seconds_count") for values in hosts)
     handed += total(scraped["router"], "onesweep_router_handover_seconds_count")
     # a result is a hop, but not handed over; and not every hop has an ack of its own
     assert 0 < handed <= sum(result.hops - result.sweeps for result in asked)
-    assert all(total(figures, "onesweep_stage_link_up") == 1 for figures in hosts)
-    assert all(figures["onesweep_stage_ready",] == 1 for figures in hosts)
+    assert all(total(values, "onesweep_stage_link_up") == 1 for values in hosts)
+    assert all(values["onesweep_stage_ready",] == 1 for values in hosts)
 
 
 def test_every_scraped_metric_is_documented(watched: Deployment, asked: list[Result]) -> None:
@@ -151,8 +151,8 @@ def test_failed_requests_are_counted_by_code_under_known_modes(watched: Deployme
             assert next(pieces)  # and then its client goes away
     codes = [("INVALID_ARGUMENT", UNKNOWN_MODE), ("INVALID_ARGUMENT", "sweep"), ("CANCELLED", "ar")]
     until(lambda: all(scrape(watched, "router").get(("onesweep_router_requests_total", *code)) == 1 for code in codes))
-    figures = scrape(watched, "router")
-    assert not any("made-up" in key for key in figures)
+    values = scrape(watched, "router")
+    assert not any("made-up" in key for key in values)
     assert [line["mode"] for line in log_lines(watched, "router") if line.get("code") == "CANCELLED"] == ["ar"]
 
 

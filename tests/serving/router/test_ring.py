@@ -172,14 +172,14 @@ async def test_requests_of_a_silent_host_move_only_if_another_can_serve_them(
     topology: Topology, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     async with opened(topology) as ring:
-        link, told = ring.links[0], list[str]()
-        ring.begin(tuple(ring.links), lambda attempt, event: told.append(event.fault.message))
+        link, messages = ring.links[0], list[str]()
+        ring.begin(tuple(ring.links), lambda attempt, event: messages.append(event.fault.message))
         monkeypatch.setattr(ring, "choose", lambda weights: tuple(ring.links) if elsewhere else None)
         ring._lose(link, "it has been silent for 1.5 s", is_gone=False)
-        assert len(told) == elsewhere
+        assert len(messages) == elsewhere
         assert "silent" in link.problem
         ring._lose(link, "it closed the connection")
-        assert len(told) == elsewhere + 1
+        assert len(messages) == elsewhere + 1
 
 
 async def test_a_host_that_closes_its_event_stream_is_lost(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:

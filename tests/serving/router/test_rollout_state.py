@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 
@@ -24,8 +24,8 @@ def release(name: str) -> stage_pb2.Release:
 
 def link_to(name: str, *held: str) -> HostLink:
     """A host without a problem that holds these releases."""
-    with patch("serving.router.host_link.Relay", lambda *_: SimpleNamespace(rtt_ms=1.0, min_rtt_ms=1.0)):
-        link = HostLink(HostEntry(name, name, (0,), name), 1.0)
+    relay: Any = SimpleNamespace(rtt_ms=1.0, min_rtt_ms=1.0)
+    link = HostLink(HostEntry(name, name, (0,), name), 1.0, relay=relay)
     link.update(stage_pb2.DescribeResponse(releases=map(release, held)))
     link.problem = ""
     return link

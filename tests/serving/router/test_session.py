@@ -176,14 +176,14 @@ def tried(work: Work, answer: Answer, check: Check | None = None) -> tuple[stage
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "shown"),
     [
         (CODE.INVALID_ARGUMENT, CODE.INVALID_ARGUMENT),
         (CODE.UNAUTHENTICATED, CODE.INTERNAL),
         (CODE.DEADLINE_EXCEEDED, CODE.INTERNAL),
     ],
 )
-def test_an_error_of_all_hosts_ends_the_request_with_their_words(code: grpc.StatusCode, told: grpc.StatusCode) -> None:
+def test_an_error_of_all_hosts_ends_the_request_with_their_words(code: grpc.StatusCode, shown: grpc.StatusCode) -> None:
     """An error that would look like a mistake of the client is a problem between router and hosts."""
     tries = set[str]()
 
@@ -192,7 +192,7 @@ def test_an_error_of_all_hosts_ends_the_request_with_their_words(code: grpc.Stat
         fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
         return [stage_pb2.Event(session=hop.session, fault=fault)]
 
-    with refused(told, "^b-1: a sentence$"):
+    with refused(shown, "^b-1: a sentence$"):
         tried(step(clean=b"a", remaining=1), answer)
     assert len(tries) == 3
 

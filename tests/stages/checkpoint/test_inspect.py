@@ -39,7 +39,7 @@ def test_a_record_is_complete_and_can_be_written_as_json(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "said"),
+    ("name", "sizes", "message"),
     [
         ("chain", {"code_dim": 1 << 20}, "the limit is 16777216"),
         ("chain", {"code_dim": 1 << 12}, "the limit is 16777216"),
@@ -51,7 +51,7 @@ def test_a_record_is_complete_and_can_be_written_as_json(trained: Path) -> None:
     ],
 )
 def test_absurd_sizes_are_refused_before_they_take_time_or_memory(
-    bundle: Path, name: str, sizes: dict[str, int], said: str
+    bundle: Path, name: str, sizes: dict[str, int], message: str
 ) -> None:
     path = bundle / name / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -59,9 +59,9 @@ def test_absurd_sizes_are_refused_before_they_take_time_or_memory(
     (manifest["codes"] or {})["dim"] = manifest["architecture"]["code_dim"]
     manifest["parts"] += [None] * (manifest["architecture"]["parts"] - len(manifest["parts"]))
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         record(bundle / name)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         (load_block if name == "chain" else load_stage)(bundle / name, 0)
 
 

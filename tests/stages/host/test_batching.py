@@ -44,15 +44,15 @@ traffic = st.lists(
 )
 
 
-def guessing(text: bytes, lengths: Sequence[int], wrong: Sequence[bool]) -> Callable[[bytes], bytes]:
+def drafting(text: bytes, lengths: Sequence[int], wrong: Sequence[bool]) -> Callable[[bytes], bytes]:
     """Drafts of `text` that are wrong in places."""
 
-    def guess(so_far: bytes) -> bytes:
+    def draft(so_far: bytes) -> bytes:
         at = len(so_far)
         length = lengths[at % len(lengths)]
         return bytes(byte ^ wrong[i % len(wrong)] for i, byte in enumerate(text[at : at + length], at))
 
-    return guess
+    return draft
 
 
 def maker(parts: Parts, kind: str, request: Any) -> Make:
@@ -64,7 +64,7 @@ def maker(parts: Parts, kind: str, request: Any) -> Make:
         return lambda: scores(**request)
     plain, lengths, wrong = request
     text = alone(parts, steps(**plain))
-    return lambda: steps(**plain, guess=guessing(text, lengths, wrong))
+    return lambda: steps(**plain, draft=drafting(text, lengths, wrong))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

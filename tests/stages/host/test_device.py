@@ -37,7 +37,7 @@ MODELS = {"llama": replace(TINY, layers=(1, 1))} | {name: OPTIONS[name] for name
 REQUESTS: dict[str, Callable[[], Hops]] = {
     "ar": lambda: steps(count=6, temperature=0.0),
     "ar long": lambda: steps(PROMPT * 4, count=2, temperature=0.0, codec="int8"),
-    "ar guessed": lambda: steps(count=6, temperature=0.0, guess=lambda text: b"xy"),
+    "ar drafted": lambda: steps(count=6, temperature=0.0, draft=lambda text: b"xy"),
     "sweep": lambda: sweeps(chunks=(12, 6), temperature=0.0),
 }
 

@@ -16,7 +16,7 @@ from stages.backends.base import CleanPiece, StageRunner
 from stages.host.parts import load_parts
 from stages.host.plan import plan_host
 from stages.model.architecture import Architecture
-from stages.model.draft_tree import MAX_DRAFT_TREE, are_depths, first_branch, guesses_after
+from stages.model.draft_tree import MAX_DRAFT_TREE, are_depths, drafted_after, first_branch
 from stages.model.layers import LayerCache
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import ArStage, new_caches
@@ -50,14 +50,14 @@ def branch_of(depths: Sequence[int], at: int) -> list[int]:
 @given(trees(), st.randoms())
 def test_a_tree_has_the_ancestors_of_each_token(depths: list[int], random: Any) -> None:
     tokens = [random.randrange(4) for _ in depths]
-    guesses = guesses_after(tokens, depths)
+    following = drafted_after(tokens, depths)
     for at in range(len(depths)):
         above, before = -1, list[int]()
         for each in branch_of(depths, at):
-            above = guesses[above, tokens[each]]
+            above = following[above, tokens[each]]
             before.append(tokens[each])
         assert [tokens[each] for each in branch_of(depths, above)] == before
-    assert (-1, 9) not in guesses
+    assert (-1, 9) not in following
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def test_the_text_is_that_of_plain_steps(
         depths = data.draw(trees(6))
         right = text[len(known) :] + bytes(8)
         wrong = data.draw(st.lists(st.booleans(), min_size=len(depths), max_size=len(depths)))
-        guesses = bytes(right[d] ^ 1 if miss else right[d] for d, miss in zip(depths, wrong, strict=True))
-        event = line.step(known[read:] + guesses, read, draft=len(depths), depths=depths)
+        draft = bytes(right[d] ^ 1 if miss else right[d] for d, miss in zip(depths, wrong, strict=True))
+        event = line.step(known[read:] + draft, read, draft=len(depths), depths=depths)
         assert text.startswith((known + event.text)[: len(text)])
-        first = guesses[: first_branch(depths)]
+        first = draft[: first_branch(depths)]
         kept = next((i for i, pair in enumerate(zip(first, event.text, strict=False)) if pair[0] != pair[1]), None)
         read = len(known) + min(len(first) if kept is None else kept, len(event.text) - 1)
         known += event.text
@@ -185,7 +185,7 @@ def test_an_invalid_tree_is_refused(line_of: Any, fields: dict[str, Any], says: 
 
 def test_branches_share_positions_of_the_session(line_of: Any) -> None:
     """A session need only have room for the deepest draft token."""
-    guesses = {"draft": 6, "depths": [0, 1, 0, 1, 0, 1]}
-    assert line_of(capacity=len(KNOWN) + 2).step(KNOWN + b"abcdef", **guesses).text
+    draft = {"draft": 6, "depths": [0, 1, 0, 1, 0, 1]}
+    assert line_of(capacity=len(KNOWN) + 2).step(KNOWN + b"abcdef", **draft).text
     with pytest.raises(StatusError, match="do not fit the session's"):
-        line_of(capacity=len(KNOWN) + 1).step(KNOWN + b"abcdef", **guesses)
+        line_of(capacity=len(KNOWN) + 1).step(KNOWN + b"abcdef", **draft)

@@ -81,10 +81,10 @@ def test_draft_tokens_follow_a_grammar(model: WholeModel, branches: int) -> None
     """A word, then two vowels, then nothing."""
     word, vowels = b"ship ", np.isin(np.arange(256), list(b"aeiou"))
 
-    def allowed(guesses: Sequence[int]) -> Allowed | None:
-        at = len(guesses)
-        assert bytes(guesses[: len(word)]) == word[:at]
-        assert set(guesses[len(word) :]) <= set(b"aeiou"), "nothing is asked of what cannot follow"
+    def allowed(draft: Sequence[int]) -> Allowed | None:
+        at = len(draft)
+        assert bytes(draft[: len(word)]) == word[:at]
+        assert set(draft[len(word) :]) <= set(b"aeiou"), "nothing is asked of what cannot follow"
         return np.arange(256) == word[at] if at < len(word) else vowels if at < len(word) + 2 else None
 
     grower = TreeGrower(model.open(100), DraftLength(SweepTime()), SAMPLING, allowed)

@@ -53,12 +53,12 @@ def described(address: str, ready: bool) -> stage_pb2.DescribeResponse:
     with open_blocking_channel(address) as channel:
         stub = stage_pb2_grpc.StageServiceStub(channel)
 
-        def said() -> stage_pb2.DescribeResponse | None:
+        def found() -> stage_pb2.DescribeResponse | None:
             with contextlib.suppress(grpc.RpcError):
                 info = stub.Describe(stage_pb2.DescribeRequest(), timeout=5, wait_for_ready=True)
                 return info if info.ready == ready else None
 
-        return until(said, WITHIN_S)
+        return until(found, WITHIN_S)
 
 
 def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:

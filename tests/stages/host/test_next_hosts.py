@@ -93,8 +93,8 @@ async def test_a_link_that_could_not_be_opened_is_retried(addresses: list[str], 
         links.set_addresses(addresses[:1])
         assert links.relays == []
         await eventually(lambda: links.relays and not links.problem)
-    said = [message for message in caplog.messages if message.startswith("no link to")]
-    assert said == [f"no link to {addresses[0]}: the key is not the certificate's"], "once"
+    messages = [message for message in caplog.messages if message.startswith("no link to")]
+    assert messages == [f"no link to {addresses[0]}: the key is not the certificate's"], "once"
 
 
 @pytest.mark.parametrize("keep_warm_s", [0.05, 0.0])

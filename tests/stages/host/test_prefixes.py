@@ -308,12 +308,12 @@ def test_the_prefix_list_is_sent_only_when_it_changed() -> None:
     empty = kept.store.listing(0)
     assert empty.digests == b""
     text = kept.keep("a", "b")
-    told = kept.store.listing(empty.version)
-    assert told.version != empty.version
-    assert told.digests == b"".join(digest[:LISTED_BYTES] for digest in text.digests)
-    assert kept.store.listing(told.version) == stage_pb2.PrefixList(version=told.version)
+    listed = kept.store.listing(empty.version)
+    assert listed.version != empty.version
+    assert listed.digests == b"".join(digest[:LISTED_BYTES] for digest in text.digests)
+    assert kept.store.listing(listed.version) == stage_pb2.PrefixList(version=listed.version)
     kept.keep("c")
-    assert kept.store.listing(told.version).digests != told.digests
+    assert kept.store.listing(listed.version).digests != listed.digests
     assert PrefixStore(0).version != PrefixStore(0).version, "a restarted host has other ones"
 
 

@@ -24,12 +24,12 @@ def write_large(path: Path, a: LlamaArchitecture) -> Path:
     words = (word.replace(" ", "Ġ") for word in re.findall(r" ?[A-Za-z]+", PROBE_TEXT))
     tokens = list(dict.fromkeys([*letters()[:256], *words]))
     tokens += [f"[{i}]" for i in range(len(tokens), a.vocabulary)]
-    said = {"tokenizer_model": "gpt2", "tokenizer_pre": "llama-bpe", "token_list": tokens, "token_merges": ["Ġ a"]}
-    said |= {"token_types": [1] * a.vocabulary, "chat_template": "{{ messages }}"}
+    metadata = {"tokenizer_model": "gpt2", "tokenizer_pre": "llama-bpe", "token_list": tokens, "token_merges": ["Ġ a"]}
+    metadata |= {"token_types": [1] * a.vocabulary, "chat_template": "{{ messages }}"}
     tensors = {
         name: torch.ones(x) if len(x) == 1 else torch.empty(x, device="meta") for name, x in expected_shapes(a).items()
     }
-    return write_gguf(path, tensors, a, said=said, matrices=lambda name: "Q4_K")
+    return write_gguf(path, tensors, a, metadata=metadata, matrices=lambda name: "Q4_K")
 
 
 if __name__ == "__main__":

@@ -99,9 +99,9 @@ def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchite
 
 def letters_metadata() -> dict[str, Any]:
     """Metadata of the tiny tokenizer in a GGUF file, by the ends of the writer's methods."""
-    said = {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": letters()}
-    said |= {"token_types": [1] * 256 + [3] * 44, "token_merges": [], "eos_token_id": 257}
-    return said | {"chat_template": "{{ messages }}"}
+    metadata = {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": letters()}
+    metadata |= {"token_types": [1] * 256 + [3] * 44, "token_merges": [], "eos_token_id": 257}
+    return metadata | {"chat_template": "{{ messages }}"}
 
 
 def random_blocks(name: str, shape: tuple[int, int], kind: Any) -> Any:
@@ -116,12 +116,12 @@ def random_blocks(name: str, shape: tuple[int, int], kind: Any) -> Any:
     return blocks.reshape(shape[0], -1)
 
 
-def describe(writer: Any, a: LlamaArchitecture, said: Mapping[str, Any]) -> None:
+def describe(writer: Any, a: LlamaArchitecture, metadata: Mapping[str, Any]) -> None:
     """Sizes, as GGUF names them, and the file's other metadata: a method's argument, or all of them in a tuple."""
     sizes = {"block_count": a.total_layers, "context_length": a.positions, "embedding_length": a.width}
     sizes |= {"feed_forward_length": a.mlp_width, "head_count": a.heads, "head_count_kv": a.kv_heads}
     sizes |= {"key_length": a.head_dim, "layer_norm_rms_eps": a.norm_epsilon, "rope_freq_base": a.rope_theta}
-    for name, value in {**sizes, **said}.items():
+    for name, value in {**sizes, **metadata}.items():
         getattr(writer, f"add_{name}")(*(value if isinstance(value, tuple) else (value,)))
 
 
@@ -130,7 +130,7 @@ def write_gguf(
     tensors: Mapping[str, Tensor],
     a: LlamaArchitecture = SHAPE,
     permuted: bool = True,
-    said: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     matrices: str | Callable[[str], str] = "F32",
     max_tensors: int = 0,
 ) -> Path:
@@ -138,7 +138,7 @@ def write_gguf(
 
     :param matrices: quantisation of those in layers, or of all by our names; in those with K, random numbers.
 
-    :param said: of its tokenizer, or whatever else; by default of the tiny one.
+    :param metadata: of its tokenizer, or whatever else; by default of the tiny one.
 
     :param max_tensors: of a file: a model of more is in several.
 
@@ -160,7 +160,7 @@ def write_gguf(
         return gguf.quantize(tensor.numpy(), quantisation), quantisation
 
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=max_tensors)
-    describe(writer, a, letters_metadata() if said is None else said)
+    describe(writer, a, letters_metadata() if metadata is None else metadata)
     for name in tensors:
         numbers, kind = stored(name)
         writer.add_tensor_info(gguf_name(name), numbers.shape, numbers.dtype, numbers.nbytes, raw_dtype=kind)

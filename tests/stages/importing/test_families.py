@@ -106,7 +106,7 @@ class Made:
     model: Any
     folder: Path
     out: Path
-    said: dict[str, Any] | None  # in a GGUF file, beyond the usual; None if that is too little
+    more: dict[str, Any] | None  # in a GGUF file, beyond the usual; None if that is too little
 
     def runners(self) -> list[StageRunner]:
         """Its stages as a host runs them."""
@@ -125,7 +125,7 @@ class Made:
 
 @pytest.fixture(scope="module", params=MODELS)
 def made(request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    family, changes, said = MODELS[request.param]
+    family, changes, more = MODELS[request.param]
     folder, out = (tmp_path_factory.mktemp("family") / name for name in ("model", "out"))
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SMALL, **changes})
@@ -137,7 +137,7 @@ def made(request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: py
     (folder / "tokenizer.json").write_text(tiny_tokenizer(300))
     import_model(ImportSettings(folder, out, 2, is_untrained=True))
     assert record(out)["ar"]["parameters"] == model.num_parameters(), "a tied head once"
-    return Made(model, folder, out, None if request.param in UNSAID else said)
+    return Made(model, folder, out, None if request.param in UNSAID else more)
 
 
 def piece(x: Tensor, caches: list[LayerCache]) -> CleanPiece:
@@ -186,9 +186,9 @@ def test_imported_models_are_batch_invariant(made: Made) -> None:
 
 
 def test_a_gguf_file_holds_the_same_model(made: Made, tmp_path: Path) -> None:
-    if made.said is None:
+    if made.more is None:
         pytest.skip("a GGUF file says nothing of these options")
-    one, other = open_source(made.folder), open_source(write_gguf(tmp_path / "model.gguf", made.folder, made.said))
+    one, other = open_source(made.folder), open_source(write_gguf(tmp_path / "model.gguf", made.folder, made.more))
     assert other.architecture == one.architecture
     one.check()
     other.check()
@@ -265,12 +265,12 @@ PUBLISHED: dict[str, str] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_is_read_like_transformers(transformers: Any, name: str) -> None:
     kind = name.removesuffix("ForCausalLM")
-    said, family = json.loads(PUBLISHED[name]), family_named(name)
-    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**said)
-    assert family.architecture(said) == family.architecture(json.loads(config.to_json_string()))
+    fields, family = json.loads(PUBLISHED[name]), family_named(name)
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**fields)
+    assert family.architecture(fields) == family.architecture(json.loads(config.to_json_string()))
 
 
-def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
+def write_gguf(path: Path, folder: Path, more: dict[str, Any]) -> Path:
     """As llama.cpp's converter writes the folder, by the names that the package gguf has for the family."""
     import gguf
 
@@ -278,8 +278,8 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
     a, name = source.architecture, source.family.gguf or "llama"
     writer = gguf.GGUFWriter(path, name)
     if isinstance(a.rope_scaling, LinearScaling):
-        said = {**said, "rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": a.rope_scaling.factor}
-    describe(writer, a, {**letters_metadata(), **said})
+        more = {**more, "rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": a.rope_scaling.factor}
+    describe(writer, a, {**letters_metadata(), **more})
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
     names = gguf.get_tensor_name_map(arch, a.total_layers)
     for theirs, tensor in stacked(load_file(folder / "model.safetensors")).items():

@@ -168,15 +168,15 @@ def test_a_drafter_is_imported_if_its_tokens_match(
             first, last = (load_parts(plan).ar_drafter for plan in plans)
             assert first is None
             assert last.model is not None
-    said = capsys.readouterr().err
-    assert file_digest(tmp_path / "with 0" / "tokenizer.json")[:12] in said
+    printed = capsys.readouterr().err
+    assert file_digest(tmp_path / "with 0" / "tokenizer.json")[:12] in printed
     choices = "copy:q8, copy:q4, none, or give a smaller MODEL with the same tokens"
-    assert f"--drafter 'copy:q9' is not a drafter (did you mean copy:q8 or copy:q4?); choose from {choices}" in said
-    assert f"--drafter '' is not a drafter; choose from {choices}" in said
-    assert f"drafter {tmp_path} cannot be imported: {tmp_path} is neither a Hugging Face folder (with" in said
-    assert f"drafter {odd} cannot be imported: architecture: rows of attention_out have 48 numbers" in said
-    assert (said.count("this takes"), said.count(" of the drafter\n")) == (3, 3), "one sum for both"
-    assert "301 of tokenizer" in said
+    assert f"--drafter 'copy:q9' is not a drafter (did you mean copy:q8 or copy:q4?); choose from {choices}" in printed
+    assert f"--drafter '' is not a drafter; choose from {choices}" in printed
+    assert f"drafter {tmp_path} cannot be imported: {tmp_path} is neither a Hugging Face folder (with" in printed
+    assert f"drafter {odd} cannot be imported: architecture: rows of attention_out have 48 numbers" in printed
+    assert (printed.count("this takes"), printed.count(" of the drafter\n")) == (3, 3), "one sum for both"
+    assert "301 of tokenizer" in printed
 
 
 def test_the_default_drafter_is_the_largest_copy_that_fits_the_last_host(
@@ -301,8 +301,8 @@ def test_matrices_with_more_than_4_bits_are_stored_in_8(tmp_path: Path, capsys: 
     for stored in ("float32", "q4"):
         command = ["import", str(path), "--blocks", "2", "--out", str(tmp_path / stored), "--weights", stored]
         assert main([*command, "--drafter", "copy:q4", "--untrained"]) == 0
-        said = "mlp_out, qkv have 8 bits: the file has more than 4 for some of them\n"
-        assert (said in capsys.readouterr().err) == (stored == "q4")
+        line = "mlp_out, qkv have 8 bits: the file has more than 4 for some of them\n"
+        assert (line in capsys.readouterr().err) == (stored == "q4")
         assert not read_manifest(tmp_path / stored / "local").architecture.eight_bits, "a copy is small"
         assert holds_copy(tmp_path / stored)
     whole = read_manifest(tmp_path / "q4").architecture

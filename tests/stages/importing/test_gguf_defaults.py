@@ -32,18 +32,18 @@ def tensors() -> dict[str, Tensor]:
 
 @pytest.fixture
 def source(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., Source]:
-    """A file of byte-level BPE with little metadata; `names` are of tokens, `said` the metadata of its tokenizer."""
+    """A file of byte-level BPE with little metadata; `names` are of tokens, `more` the metadata of its tokenizer."""
 
-    def make(names: dict[int, str] | None = None, kinds: list[int] | None = KINDS, **said: Any) -> Source:
+    def make(names: dict[int, str] | None = None, kinds: list[int] | None = KINDS, **more: Any) -> Source:
         spelled = [(names or {}).get(i, token) for i, token in enumerate(letters())]
-        said |= {"tokenizer_model": "gpt2", "token_list": spelled} | ({} if kinds is None else {"token_types": kinds})
-        return open_source(write_gguf(tmp_path / "model.gguf", tensors, said=said))
+        more |= {"tokenizer_model": "gpt2", "token_list": spelled} | ({} if kinds is None else {"token_types": kinds})
+        return open_source(write_gguf(tmp_path / "model.gguf", tensors, metadata=more))
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("said", "begins"),
+    ("more", "begins"),
     [
         ({}, False),
         *(
@@ -55,8 +55,8 @@ def source(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., Source]:
         ({"tokenizer_pre": "qwen2", "add_bos_token": True}, True),
     ],
 )
-def test_the_pre_tokenizer_decides_about_bos(source: Callable[..., Source], said: dict[str, Any], begins: bool) -> None:
-    made = open_tokenizer(source(bos_token_id=256, **said).speech.tokenizer)
+def test_the_pre_tokenizer_decides_about_bos(source: Callable[..., Source], more: dict[str, Any], begins: bool) -> None:
+    made = open_tokenizer(source(bos_token_id=256, **more).speech.tokenizer)
     assert made.encode("a").ids == [256, 64][not begins :]
 
 
@@ -79,7 +79,7 @@ def test_text_without_a_pre_tokenizer_field_is_split_by_the_old_rules(source: Ca
 
 
 @pytest.mark.parametrize(
-    ("said", "ends"),
+    ("more", "ends"),
     [
         ({}, set()),  # llama.cpp would take token 11, which is plain text
         ({"kinds": [*PLAIN[:11], CONTROL, *PLAIN[12:]]}, {11}),
@@ -93,8 +93,8 @@ def test_text_without_a_pre_tokenizer_field_is_split_by_the_old_rules(source: Ca
         ({"names": {290: "<EOT>"}, "kinds": PLAIN, "chat_template": "<EOT>"}, {290}),
     ],
 )
-def test_end_tokens_are_those_of_llama_cpp(source: Callable[..., Source], said: dict[str, Any], ends: set[int]) -> None:
-    speech = source(**said).speech
+def test_end_tokens_are_those_of_llama_cpp(source: Callable[..., Source], more: dict[str, Any], ends: set[int]) -> None:
+    speech = source(**more).speech
     assert speech.ends.keys() == ends
     made = open_tokenizer(speech.tokenizer)
     for end in ends:
@@ -103,7 +103,7 @@ def test_end_tokens_are_those_of_llama_cpp(source: Callable[..., Source], said: 
 
 
 @pytest.mark.parametrize(
-    ("said", "scaling"),
+    ("more", "scaling"),
     [
         ({}, None),
         ({"rope_scaling_factor": 4.0}, LinearScaling(4.0)),
@@ -114,8 +114,8 @@ def test_end_tokens_are_those_of_llama_cpp(source: Callable[..., Source], said: 
         ({"rope_scaling_factor": 0.0}, None),
     ],
 )
-def test_a_factor_alone_is_linear_scaling(source: Callable[..., Source], said: dict[str, Any], scaling: object) -> None:
-    assert source(**said).architecture.rope_scaling == scaling
+def test_a_factor_alone_is_linear_scaling(source: Callable[..., Source], more: dict[str, Any], scaling: object) -> None:
+    assert source(**more).architecture.rope_scaling == scaling
 
 
 @pytest.mark.parametrize(
@@ -167,5 +167,5 @@ def test_a_model_in_several_files_is_read(tensors: dict[str, Tensor], tmp_path: 
 
 
 def test_sampling_settings_of_a_file_are_the_defaults(source: Callable[..., Source]) -> None:
-    said = source(sampling_temp=0.5, sampling_min_p=0.25, sampling_top_k=40).speech.sampling
-    assert said == {"temperature": 0.5, "top_k": 40, "min_p": 0.25}
+    defaults = source(sampling_temp=0.5, sampling_min_p=0.25, sampling_top_k=40).speech.sampling
+    assert defaults == {"temperature": 0.5, "top_k": 40, "min_p": 0.25}

@@ -54,7 +54,7 @@ def test_an_array_count_beyond_the_file_is_refused(imported: Any, file: Path, el
 def test_rotation_of_a_part_and_damage_are_refused(
     imported, file: Path, weights: Weights, tmp_path, monkeypatch
 ) -> None:
-    rotated = write_gguf(tmp_path / "rotated.gguf", weights, said={**letters_metadata(), "rope_dimension_count": 6})
+    rotated = write_gguf(tmp_path / "rotated.gguf", weights, metadata={**letters_metadata(), "rope_dimension_count": 6})
     with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
         imported(rotated)
     (file.parent / "tokenizer.json").write_bytes(b"\xff")

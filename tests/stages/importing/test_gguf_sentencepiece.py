@@ -53,13 +53,13 @@ def trained(added: Sequence[str] = (), texts: Sequence[str] = TEXTS, **settings:
     return library.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-def fields_of(model: Any, added: Sequence[str] = (), /, **said: Any) -> dict[str, Any]:
-    """The metadata of a GGUF file; `said` goes before what the model has, None leaves out."""
+def fields_of(model: Any, added: Sequence[str] = (), /, **metadata: Any) -> dict[str, Any]:
+    """The metadata of a GGUF file; `metadata` goes before what the model has, None leaves out."""
     numbers = range(model.get_piece_size())
     tokens = [model.id_to_piece(i) for i in numbers]
     kinds = [4 if token in added else _kind(model, i) for i, token in enumerate(tokens)]
     found = {"model": "llama", "pre": "default", "tokens": tokens, "token_type": kinds}
-    found |= {"scores": [model.get_score(i) for i in numbers], "add_bos_token": False, **said}
+    found |= {"scores": [model.get_score(i) for i in numbers], "add_bos_token": False, **metadata}
     return {f"tokenizer.ggml.{name}": value for name, value in found.items() if value is not None}
 
 
@@ -68,12 +68,12 @@ def _kind(model: Any, number: int) -> int:
     return next((kind for kind, holds in kinds.items() if holds(number)), 1)
 
 
-def said_of(model: Any) -> dict[str, Any]:
+def metadata_of(model: Any) -> dict[str, Any]:
     """The same by the ends of the writer's methods, with a chat template."""
     fields = {name.removeprefix("tokenizer.ggml."): value for name, value in fields_of(model).items()}
-    said = {"tokenizer_model": "llama", "tokenizer_pre": "default", "token_list": fields["tokens"]}
-    said |= {"token_scores": fields["scores"], "token_types": fields["token_type"], "add_space_prefix": True}
-    return said | {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "chat_template": TEMPLATE}
+    metadata = {"tokenizer_model": "llama", "tokenizer_pre": "default", "token_list": fields["tokens"]}
+    metadata |= {"token_scores": fields["scores"], "token_types": fields["token_type"], "add_space_prefix": True}
+    return metadata | {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "chat_template": TEMPLATE}
 
 
 model = cache(trained)
@@ -107,7 +107,7 @@ def usual() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "metadata"),
     [
         ({}, {}),
         ({}, {"token_type": None}),
@@ -116,8 +116,8 @@ def usual() -> Any:
     ],
     ids=["as Llama's", "no kinds", "no space before", "unknown letters"],
 )
-def test_hard_texts_are_tokenized_like_sentencepiece(settings: dict[str, Any], said: dict[str, Any]) -> None:
-    library, made = model(**settings), rebuilt(fields_of(model(**settings), **said))
+def test_hard_texts_are_tokenized_like_sentencepiece(settings: dict[str, Any], metadata: dict[str, Any]) -> None:
+    library, made = model(**settings), rebuilt(fields_of(model(**settings), **metadata))
     for text in HARD:
         expected = library.encode(text)
         assert made.encode(text).ids == expected, text
@@ -150,7 +150,7 @@ def test_a_control_token_in_a_text_is_tokenized_as_one() -> None:
 def test_a_file_is_imported_with_its_tokenizer(imported: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     a = replace(SHAPE, layers=(2,), vocabulary=model().get_piece_size())
-    path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, said=said_of(model()))
+    path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, metadata=metadata_of(model()))
     manifest = imported(path, is_untrained=True)
     spelling = read_pretrained_tokenizer(tmp_path / "out", manifest)
     tokens = spelling.vocabulary.tokens
@@ -160,13 +160,13 @@ def test_a_file_is_imported_with_its_tokenizer(imported: Any, tmp_path: Path) ->
     assert tokens(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
     assert spelling.ends == {2}
     reader = spelling.detokenizer(prompt)
-    told = [reader.feed(spelling.vocabulary.encode([each])).decode() for each in [*model().encode("the 🌊s"), 2]]
-    assert "".join(told) == " the 🌊s"
-    assert told.count("") == 4, "three bytes of four, and the end"
+    pieces = [reader.feed(spelling.vocabulary.encode([each])).decode() for each in [*model().encode("the 🌊s"), 2]]
+    assert "".join(pieces) == " the 🌊s"
+    assert pieces.count("") == 4, "three bytes of four, and the end"
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("metadata", "sentence"),
     [
         ({"scores": None}, "rebuilt from tokenizer.ggml.tokens and scores, but one of them is not in this file: put"),
         ({"scores": [0.0] * 7}, "tokenizer.ggml.scores has 7 tokens, not 420"),
@@ -185,6 +185,6 @@ def test_a_file_is_imported_with_its_tokenizer(imported: Any, tmp_path: Path) ->
         ({"remove_extra_whitespaces": True}, "changes text before it splits it"),
     ],
 )
-def test_an_invalid_tokenizer_is_refused(said: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_tokenizer_is_refused(metadata: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
-        rebuilt(fields_of(model(), **said))
+        rebuilt(fields_of(model(), **metadata))

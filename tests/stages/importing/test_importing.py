@@ -41,11 +41,11 @@ def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pyt
     edit(folder / "tokenizer_config.json", chat_template=templates)
     (folder / "generation_config.json").write_text('{"eos_token_id": [999], "min_p": 2, "top_p": null}')
     assert main(["import", str(folder), "--blocks", "2", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "nats a token on the probe text" in said.out
-    assert "stage 1: 1 layer with the head" in said.err
-    assert "generation_config.json (the model has 300 tokens); min_p 2 (must be 0 to 1)\n" in said.err
-    assert "texts end at <extra_257> (257: config.json, eos_token)" in said.err
+    printed = capsys.readouterr()
+    assert "nats a token on the probe text" in printed.out
+    assert "stage 1: 1 layer with the head" in printed.err
+    assert "generation_config.json (the model has 300 tokens); min_p 2 (must be 0 to 1)\n" in printed.err
+    assert "texts end at <extra_257> (257: config.json, eos_token)" in printed.err
     assert all(check.ok for check in verify(out))
     manifest = read_manifest(out)
     assert isinstance(manifest.architecture, LlamaArchitecture)
@@ -269,9 +269,9 @@ def test_the_split_is_shown_before_the_import(folder: Path, tmp_path: Path, caps
         assert message in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
     assert main([*command, "--speeds", "2,1", "--memory-mb", "8,8"]) == 0
-    told = capsys.readouterr().err
-    assert "stage 0: 2 layers with the embedding" in told
+    printed = capsys.readouterr().err
+    assert "stage 0: 2 layers with the embedding" in printed
     odd = "rows of attention_out have 48 numbers, but {}-bit weights need multiples of 32; bfloat16 and"
-    assert "the last host has no drafter: copies have 8 or 4 bits, which need rows of a multiple of 32" in told
+    assert "the last host has no drafter: copies have 8 or 4 bits, which need rows of a multiple of 32" in printed
     assert main([*command[:-1], str(tmp_path / "four"), "--weights", "q4"]) == 2
     assert odd.format(4) in capsys.readouterr().err

@@ -43,8 +43,8 @@ def test_inspect_compares_a_checkpoint_with_its_source(
     inspect = ["inspect", str(out), "--source"]
     assert main([*inspect, str(source)]) == 0
     count = 4 * SIZES["max_position_embeddings"]
-    assert f"same next token as transformers: {count} of {count}; " in (said := capsys.readouterr().out)
-    assert "; +0.0000 nats a token (at most +0.01), KL 0.0000" in said or "; -0.0000 nats" in said
+    assert f"same next token as transformers: {count} of {count}; " in (printed := capsys.readouterr().out)
+    assert "; +0.0000 nats a token (at most +0.01), KL 0.0000" in printed or "; -0.0000 nats" in printed
 
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1.0}))
@@ -54,12 +54,12 @@ def test_inspect_compares_a_checkpoint_with_its_source(
     assert not replace(rounded, lost_nats=0.011).holds, "weights in fewer bits that cost too much"
 
     assert main([*inspect, str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "; give all files of the model as published, and the newest" in said
-    assert said.count(str(tmp_path)) == 1
+    printed = capsys.readouterr().err
+    assert "; give all files of the model as published, and the newest" in printed
+    assert printed.count(str(tmp_path)) == 1
     assert main([*inspect, str(tmp_path / "nowhere")]) == 2
-    said = capsys.readouterr()
-    assert (said.out, "no model at" in said.err) == ("", True), "before anything takes time"
+    printed = capsys.readouterr()
+    assert (printed.out, "no model at" in printed.err) == ("", True), "before anything takes time"
     assert main(["inspect", str(SHIPPED), "--source", str(source)]) == 2
     assert "has no imported model" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "transformers", None)

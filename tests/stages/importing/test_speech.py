@@ -45,14 +45,14 @@ def beginning(bos: str) -> dict[str, Any]:
 flags = st.fixed_dictionaries({flag: st.booleans() for flag in FLAGS})
 names = st.sampled_from(["<|im_end|>", "<|x|>", "<extra_257>", "<extra_289>", "Z"])
 one = st.shared(flags, key="a token has one form in all files")
-typed = one.map(lambda said: {"__type": "AddedToken", "content": "[PAD]", **said})
+typed = one.map(lambda fields: {"__type": "AddedToken", "content": "[PAD]", **fields})
 specials = st.dictionaries(
     st.sampled_from(["bos_token", "eos_token", "pad_token", "unk_token"]), st.none() | names | typed, max_size=3
 )
 decoders = st.builds(
     lambda first, new: (
         {"289": {"content": "<extra_289>", **first}}
-        | {str(290 + i): {"content": name, **said} for i, (name, said) in enumerate(new.items())}
+        | {str(290 + i): {"content": name, **fields} for i, (name, fields) in enumerate(new.items())}
     ),
     flags,
     st.dictionaries(st.sampled_from(["<|im_end|>", "<|x|>", "[PAD]"]), flags, max_size=3),
@@ -98,9 +98,9 @@ def test_folders_are_read_like_transformers(
 ) -> None:
     folder = write(tmp_path_factory.mktemp("folder"), files)
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
-    told = theirs.chat_template if isinstance(theirs.chat_template, dict) else {"default": theirs.chat_template}
-    told = {name: body for name, body in told.items() if body}
-    if told and "default" not in told:
+    named = theirs.chat_template if isinstance(theirs.chat_template, dict) else {"default": theirs.chat_template}
+    named = {name: body for name, body in named.items() if body}
+    if named and "default" not in named:
         with pytest.raises(CheckpointError, match="no chat template is named default"):
             speech(folder)
         return
@@ -112,7 +112,7 @@ def test_folders_are_read_like_transformers(
         assert made.decode(tokens) == theirs.decode(tokens, skip_special_tokens=True)
     assert {name: token for name, token in ours.named.items() if token} == theirs.special_tokens_map
     assert {"default": ours.chat_template, "tool_use": ours.tool_template}.items() >= {
-        name: body for name, body in told.items() if name != "rag"
+        name: body for name, body in named.items() if name != "rag"
     }.items()
     path = folder / "generation_config.json"
     where = transformers.GenerationConfig if path.is_file() else transformers.AutoConfig
@@ -141,8 +141,8 @@ def test_end_tokens_come_from_all_files(tmp_path: Path, files: dict[str, Any], e
 
 
 def test_an_import_reports_the_end_tokens(tmp_path: Path) -> None:
-    said = {"tokenizer_config.json": {"eos_token": "<extra_257>", "pad_token": "<|im_end|>"}}
-    assert speech(write(tmp_path / "some", said)).describe_ends() == (
+    files = {"tokenizer_config.json": {"eos_token": "<extra_257>", "pad_token": "<|im_end|>"}}
+    assert speech(write(tmp_path / "some", files)).describe_ends() == (
         "texts end at <extra_257> (257: config.json, eos_token); <|im_end|> (290: the vocabulary)"
     )
     assert "texts run to the requested length" in speech(write(tmp_path / "none", {"config.json": {}})).describe_ends()
@@ -198,7 +198,7 @@ def test_a_git_lfs_pointer_or_a_web_page_is_refused(tmp_path: Path, name: str, c
 
 
 @pytest.mark.parametrize(
-    ("said", "sampling"),
+    ("config", "sampling"),
     [
         ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, {"temperature": 0.6, "top_p": 0.9}),
         ({"temperature": 0.7, "top_k": 20}, {"temperature": 0.7, "top_k": 20}),
@@ -207,6 +207,6 @@ def test_a_git_lfs_pointer_or_a_web_page_is_refused(tmp_path: Path, name: str, c
     ],
 )
 def test_the_publishers_sampling_settings_are_the_defaults(
-    tmp_path: Path, said: dict[str, Any], sampling: dict[str, float]
+    tmp_path: Path, config: dict[str, Any], sampling: dict[str, float]
 ) -> None:
-    assert speech(write(tmp_path, {"generation_config.json": said})).sampling == sampling
+    assert speech(write(tmp_path, {"generation_config.json": config})).sampling == sampling

@@ -60,7 +60,7 @@ def test_the_time_of_a_draft_token_is_estimated_from_all_sweeps() -> None:
     for i in range(400):
         count = (1, 4, 16, 9)[i % 4]
         sweeps.learn(count, 300 + 5 * count)
-    assert sweeps.guess_ms == pytest.approx(5, rel=0.1)
+    assert sweeps.token_ms == pytest.approx(5, rel=0.1)
     assert sweeps.ms(0) == pytest.approx(300, rel=0.1)
     assert sweeps.ms(32) == pytest.approx(460, rel=0.1)
 

@@ -29,7 +29,7 @@ class Run:
 
     rendezvous: Rendezvous
     address: str
-    said: list[str]
+    lines: list[str]
     machines: dict[str, MachineLinks]
 
     def stub(self, secret: str) -> tuple[grpc.aio.Channel, "join_pb2_grpc.JoinServiceAsyncStub"]:
@@ -52,11 +52,11 @@ class Run:
 @asynccontextmanager
 async def running(directory: Path, **reports: bool) -> AsyncIterator[Run]:
     """A run with machines. reports: whether each, by name, reports its addresses."""
-    said: list[str] = []
-    rendezvous = Rendezvous(RunDirectory(directory / "run"), said.append)
+    lines: list[str] = []
+    rendezvous = Rendezvous(RunDirectory(directory / "run"), lines.append)
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(rendezvous.serving("127.0.0.1:0"))
-        run = Run(rendezvous, f"127.0.0.1:{port}", said, {})
+        run = Run(rendezvous, f"127.0.0.1:{port}", lines, {})
         for name, is_reporting in reports.items():
             run.machines[name] = await stack.enter_async_context(attending(run, directory / name, name, is_reporting))
         yield run

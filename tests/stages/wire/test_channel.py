@@ -77,9 +77,9 @@ async def test_unencrypted_traffic_to_other_machines_is_logged(address: str, cap
     server = new_server()
     assert bind(server, address, Security(insecure=True)) > 0
     await server.stop(0)
-    said = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
+    messages = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
     due = f"{address} can be reached from other machines, and its traffic is not encrypted"
-    assert said == ([] if is_loopback(address) else [due])
+    assert messages == ([] if is_loopback(address) else [due])
 
 
 async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ async def test_hops_without_an_ack_fail_once_when_the_stream_breaks() -> None:
         relay.post(hop("a"), hop("b"))
         codes = await relay.all_of(3)
         assert codes == {"before": "ok", "a": "UNAVAILABLE", "b": "UNAVAILABLE"}
-        assert all("cannot be reached (going down)" in refusal.message for _, refusal in relay.told if refusal)
+        assert all("cannot be reached (going down)" in refusal.message for _, refusal in relay.outcomes if refusal)
 
 
 @pytest.mark.parametrize("how", ["abort", "end"])

@@ -33,7 +33,7 @@ async def test_each_kind_of_link_reaches_its_machine(tmp_path: Path) -> None:
             links = run.machines[here]
             assert await reach(links.dial, there, links.tls) == 1
             line = f"link {here} to {there}: {kind}"
-            await eventually(lambda line=line: line in run.said)
+            await eventually(lambda line=line: line in run.lines)
         record = LinkRecord.read(run.rendezvous.run.directory)
         assert record.kinds == {("a", "b"): "direct", ("a", "c"): "reversed", ("c", "d"): "relayed"}
 

@@ -31,9 +31,9 @@ async def test_a_ticket_admits_one_machine_and_a_refusal_gives_the_reason(tmp_pa
         invitations = run.rendezvous.run.invitations
         _, secret = invitations.add(1, 1)
 
-        async def refused(secret: str, name: str, **told: int) -> str:
+        async def refused(secret: str, name: str, **fields: int) -> str:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await run.enrol(tmp_path / "m", secret, name, **told)
+                await run.enrol(tmp_path / "m", secret, name, **fields)
             return f"{error.value.code().name}: {error.value.details()}"
 
         assert "clock is 1440 minutes ahead of the router's" in await refused(
@@ -99,11 +99,11 @@ async def test_a_leaving_machine_can_still_be_reached(tmp_path: Path) -> None:
         await run.machines["b"].leave()
         assert (run.rendezvous.present, run.rendezvous.leaving) == (["a"], {"b"})
         assert await reach(run.machines["a"].dial, "b", run.machines["a"].tls) == 1
-        await eventually(lambda: "link a to b: direct" in run.said)
+        await eventually(lambda: "link a to b: direct" in run.lines)
         run.rendezvous.kinds["a", "b"] = "relayed"
         await run.machines["a"]._stub.Reach(join_pb2.ReachRequest(to="b", kind="direct"))
-        assert run.said[-1] == "link a to b: direct (it was relayed)"
-    assert "b is leaving" in run.said
+        assert run.lines[-1] == "link a to b: direct (it was relayed)"
+    assert "b is leaving" in run.lines
 
 
 async def test_a_removed_machine_is_refused(
@@ -113,7 +113,7 @@ async def test_a_removed_machine_is_refused(
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
         run.rendezvous.run.keep("a", None)
-        await eventually(lambda: "a was removed" in run.said)
+        await eventually(lambda: "a was removed" in run.lines)
         assert not LinkRecord.read(run.rendezvous.run.directory).ports
         links = MachineLinks("a", there.tls, [run.address], there._shown[0][1].split()[1], there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):

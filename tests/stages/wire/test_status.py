@@ -22,13 +22,13 @@ EVIL, TAMED = "a\x1b[2J\nERROR all is lost\u202e", "a�[2J ERROR all is lost�
 
 def test_text_from_another_machine_is_made_printable() -> None:
     assert StatusError(grpc.StatusCode.INTERNAL, EVIL).message == TAMED
-    told = stage_pb2.DescribeResponse(name=EVIL, blocks=[1], not_ready_reason=EVIL)
-    told.links.add(problem=EVIL)
-    told.releases.add(name=EVIL).steps.pictures.classes.extend(["sun", EVIL])
-    (link,), (release,) = made_printable(told).links, told.releases
-    assert {told.name, told.not_ready_reason, link.problem, release.name} == {TAMED}
+    info = stage_pb2.DescribeResponse(name=EVIL, blocks=[1], not_ready_reason=EVIL)
+    info.links.add(problem=EVIL)
+    info.releases.add(name=EVIL).steps.pictures.classes.extend(["sun", EVIL])
+    (link,), (release,) = made_printable(info).links, info.releases
+    assert {info.name, info.not_ready_reason, link.problem, release.name} == {TAMED}
     assert list(release.steps.pictures.classes) == ["sun", TAMED]
-    assert list(told.blocks) == [1]
+    assert list(info.blocks) == [1]
 
 
 class Over:

@@ -117,8 +117,8 @@ def test_the_state_of_another_run_and_a_second_process_are_refused(tmp_path: Pat
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
-    said = "another process is already training"
-    with exclusive(tmp_path / "line.lock", ResumeError()), pytest.raises(ResumeError, match=said):
+    message = "another process is already training"
+    with exclusive(tmp_path / "line.lock", ResumeError()), pytest.raises(ResumeError, match=message):
         Run(Line(), tiny, tmp_path, "run").train()
     (tmp_path / "no" / "line.lock").mkdir(parents=True)
     with pytest.raises(OnesweepError, match=r"cannot write .*line.lock: Is a directory"):

@@ -31,8 +31,8 @@ def distance(weights: Tensors) -> list[float]:
 
 
 def ledger(store: Store | None = None, **settings: Any) -> Ledger:
-    told = {"replicas": 3, "deadline_s": 0, "down_codec": "fp32", "robust": "scored", **settings}
-    return Ledger(RoundSettings(**told), {"p": tensors(0)}, store or Store(), "run")
+    fields = {"replicas": 3, "deadline_s": 0, "down_codec": "fp32", "robust": "scored", **settings}
+    return Ledger(RoundSettings(**fields), {"p": tensors(0)}, store or Store(), "run")
 
 
 def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
@@ -41,8 +41,8 @@ def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
         for worker, length in enumerate(lengths):
             # Better for one batch than for another.
             way = add(add(WAY, OWN[2 * worker], 0.2), OWN[2 * worker + 1], -0.2)
-            said = ours.accept(update(ours.round("p"), worker, delta=scale(way, length)), 1.0)
-            assert said.kind == "accepted", said.reason
+            answer = ours.accept(update(ours.round("p"), worker, delta=scale(way, length)), 1.0)
+            assert answer.kind == "accepted", answer.reason
         merged = ours.close("p", 1.0, lambda part, round_: distance)
     return merged
 

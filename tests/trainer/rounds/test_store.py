@@ -216,8 +216,8 @@ def test_an_independent_reader_and_the_command_find_every_update_once(
     assert own_digest(tmp_path / UPDATES / "p" / "w0-2.safetensors") == taken["w0-2"]["sha256"]
     assert own_digest(tmp_path / VERSIONS / "p" / "2.safetensors") == closed[-1]["sha256"]
     whole = onesweep("train", "audit", tmp_path)
-    said = "5 updates accepted: 4 merged, 1 pending; 0 late and dropped; p at version 2\n"
-    assert (whole.code, whole.out) == (0, said)
+    line = "5 updates accepted: 4 merged, 1 pending; 0 late and dropped; p at version 2\n"
+    assert (whole.code, whole.out) == (0, line)
     (tmp_path / UPDATES / "p" / "w0-2.safetensors").unlink()
     lost = onesweep("train", "audit", tmp_path)
     assert lost.code == 1

@@ -116,7 +116,7 @@ def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None
 
 
 @pytest.mark.parametrize(
-    ("worker", "requests", "code", "said"),
+    ("worker", "requests", "code", "message"),
     [
         (0, [rounds_pb2.PassRequest(piece=piece_of(b"x", 0))], "INVALID_ARGUMENT", "features must begin with a header"),
         (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "no worker reads the features of stage-0 in round 1"),
@@ -125,7 +125,7 @@ def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None
         (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process already works as w0"),
     ],
 )
-def test_unread_features_are_refused(network: Start, worker: int, requests: list[Any], code: str, said: str) -> None:
+def test_unread_features_are_refused(network: Start, worker: int, requests: list[Any], code: str, message: str) -> None:
     net = network(scorer)
     leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
 
@@ -138,5 +138,5 @@ def test_unread_features_are_refused(network: Start, worker: int, requests: list
                 each = rounds_pb2.PassRequest(piece=each)
             yield each
 
-    with refused(grpc.StatusCode[code], said):
+    with refused(grpc.StatusCode[code], message):
         list(net.stub.Pass(sent(), timeout=PATIENCE_S))

@@ -15,8 +15,8 @@ from trainer.v1 import rounds_pb2
 def test_a_lease_of_another_process_is_refused(network: Start) -> None:
     net = network()
     net.join()
-    for worker, said in ("foot", "foot does not hold this lease"), ("hand", "another process already works as hand"):
-        with pytest.raises(LeaseLostError, match=said):
+    for worker, message in ("foot", "foot does not hold this lease"), ("hand", "another process already works as hand"):
+        with pytest.raises(LeaseLostError, match=message):
             net.link().next(rounds_pb2.NextRequest(worker=worker, lease="other"))
 
 

@@ -146,9 +146,9 @@ def test_a_killed_machine_costs_its_share_until_it_returns(needs_lab: None, tmp_
         for lost in machines[1:]:
             lost.kill()
         until(lambda: shares(1), WITHIN_S)
-        said = (tmp_path / "m0.log").read_text()
+        log = (tmp_path / "m0.log").read_text()
         mine, theirs = records(out, "m0"), records(out, "plain")
-    assert "1 of the site's 3 machines share the steps: this one continues alone" in said
+    assert "1 of the site's 3 machines share the steps: this one continues alone" in log
     text = [record["sequences"] / 2 / STEPS for record in mine]
     assert any(2 < machines < 3 for machines in text), "it had its share until it was killed"
     assert [record["round"] for record in mine] == list(range(len(mine)))

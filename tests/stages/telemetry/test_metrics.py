@@ -13,7 +13,7 @@ import pytest
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.v1 import router_pb2
 from stages.errors import InputError
-from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
+from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters, LinkTable
 from stages.host.parts import Parts
 from stages.model.draft_tree import Draft
 from stages.model.vocabulary import BYTES
@@ -31,14 +31,13 @@ from tests.stages.slow_runner import watched
 
 
 @pytest.mark.parametrize(
-    ("counters", "said", "families"),
+    ("read", "families"),
     [
-        (HostCounters, stage_pb2.DescribeResponse, STAGE_METRICS),
-        (RouterCounters, router_pb2.StatusResponse, ROUTER_METRICS),
+        (HostCounters(LinkTable()).read(stage_pb2.DescribeResponse()), STAGE_METRICS),
+        (RouterCounters(LinkTable()).read(router_pb2.StatusResponse()), ROUTER_METRICS),
     ],
 )
-def test_every_family_is_read_and_every_name_follows_the_conventions(counters: Any, said: Any, families: Any) -> None:
-    read = counters().read(said())
+def test_every_family_is_read_and_every_name_follows_the_conventions(read: Any, families: Any) -> None:
     assert list(read) == [family.name for family in families]
     for family in families:
         assert family.name.endswith("_total") == (family.kind == "counter")
@@ -46,15 +45,15 @@ def test_every_family_is_read_and_every_name_follows_the_conventions(counters: A
 
 
 def test_closed_links_are_counted_together() -> None:
-    figures = HostCounters()
+    counters = HostCounters(LinkTable())
     for port in range(2 * MAX_LINKS):
-        figures.links.link(f"10.0.0.1:{port}").sent(1)
+        counters.links.link(f"10.0.0.1:{port}").sent(1)
     host = stage_pb2.DescribeResponse()
     host.links.add(address="10.0.0.1:3")
-    sent = figures.read(host)["onesweep_stage_link_sent_bytes_total"]
+    sent = counters.read(host)["onesweep_stage_link_sent_bytes_total"]
     assert set(sent) == {("10.0.0.1:3",), (OTHERS,)}
-    figures.links.link("10.0.0.2:1").sent(5)
-    assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
+    counters.links.link("10.0.0.2:1").sent(5)
+    assert counters.links.links["10.0.0.2:1"].sent_bytes == 5
 
 
 def scrape(families: Any, read: Callable[[], Any], loop: asyncio.AbstractEventLoop | None = None) -> str:
@@ -72,12 +71,12 @@ def scrape(families: Any, read: Callable[[], Any], loop: asyncio.AbstractEventLo
 
 
 def test_a_server_exports_host_and_process_metrics() -> None:
-    figures = HostCounters()
-    figures.refusals[exhausted("full", 1).code.name] += 1
+    counters = HostCounters(LinkTable())
+    counters.refusals[exhausted("full", 1).code.name] += 1
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
     host.links.add(address="127.0.0.1:1", rtt_ms=20)
     host.links.add(address="127.0.0.1:2", problem="lost")
-    text = scrape(STAGE_METRICS, lambda: figures.read(host))
+    text = scrape(STAGE_METRICS, lambda: counters.read(host))
     for line in (
         'onesweep_stage_info{backend="",blocks="0,1",name="paris",version=""} 1.0',
         'onesweep_stage_refused_total{code="RESOURCE_EXHAUSTED"} 1.0',
@@ -137,7 +136,7 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     hop = stage_pb2.Hop(router=ROUTER, session="s", capacity=40, digest=digest, left_s=60, request="cafe0123")
     hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
     with caplog.at_level(logging.INFO):
-        async with open_host(parts, meter=HostCounters()) as host:
+        async with open_host(parts) as host:
             send(host, hop)
             await event_of(host)
             await host.end(["s"])
@@ -147,12 +146,11 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
             assert [each.code for each in rejected] == [code.value[0] for code in codes]
             for hop.session in ("s", "of a host that restarted"):  # the first is over: another hop was under way
                 host._fault(hop, not_found("no such session"))
-    assert isinstance(host.meter, HostCounters)
-    assert (host.meter.faults, host.counters.faults) == ({"INTERNAL": 1, "NOT_FOUND": 1}, 2)
-    assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
-    assert host.meter.models["chain"].received_bytes > 0
-    assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
-    read = host.meter.read(stage_pb2.DescribeResponse())
+    assert host.counters.faults == {"INTERNAL": 1, "NOT_FOUND": 1}
+    assert host.counters.refusals == {"INVALID_ARGUMENT": 1}
+    assert host.counters.models["chain"].received_bytes > 0
+    assert sum(host.counters.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
+    read = host.counters.read(stage_pb2.DescribeResponse())
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1, ("NOT_FOUND",): 1}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING", "INFO", "WARNING"]

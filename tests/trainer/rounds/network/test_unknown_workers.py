@@ -35,13 +35,13 @@ def test_a_place_submits_one_update_a_round_under_any_name(network: Start) -> No
     net = network()
     net.join("honest", part=0)
     assert hand_in(net, "key.1").outcome == ACCEPTED
-    said = "this place has already submitted round 0 of block-0"
+    reason = "this place has already submitted round 0 of block-0"
     second = hand_in(net, "key.2", 0.02)
-    assert (second.outcome, second.reason) == (REFUSED, said)
+    assert (second.outcome, second.reason) == (REFUSED, reason)
     net.end()
     net = network()  # after a restart it knows
     third = hand_in(net, "key.3", 0.03)
-    assert (third.outcome, third.reason) == (REFUSED, said)
+    assert (third.outcome, third.reason) == (REFUSED, reason)
     assert hand_in(net, "honest", 0.015).outcome == ACCEPTED
     assert audit(net.out / "rounds").accepted == 2
 

@@ -38,11 +38,11 @@ def answers(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) ->
     health_pb2.DESCRIPTOR.CopyToProto(descriptor.file.add())
     (folder / "health.bin").write_bytes(descriptor.SerializeToString())
     addresses = deployment.topology.router, deployment.topology.hosts[0].address
-    command = ["node", str(HERE / "stranger.mjs"), str(folder), str(PROTOS), str(folder / "health.bin")]
+    command = ["node", str(HERE / "node_client.mjs"), str(folder), str(PROTOS), str(folder / "health.bin")]
     command += [*addresses, PROMPT, *map(own_token, addresses)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert said.returncode == 0, said.stderr
-    return json.loads(said.stdout)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
 
 
 @pytest.mark.parametrize("mode", ["sweep", "ar"])
