@@ -31,6 +31,7 @@ from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
 from stages.wire.links import KINDS, RELAYED, REVERSED
+from stages.wire.secret_files import state_directory
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment started elsewhere
@@ -168,7 +169,8 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
 
         def start(node: str, *words: object) -> None:
             command = network.command(node, [sys.executable, *MODULE, *map(str, words)])
-            environment = os.environ | {"XDG_STATE_HOME": str(directory / node)}
+            own, shared = str(directory / node), str(state_directory())  # the caller looks for the router's token there
+            environment = os.environ | {"XDG_STATE_HOME": own, "ONESWEEP_STATE": shared}
             with (directory / f"{node}.log").open("wb") as log:
                 running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             stack.callback(process.wait)

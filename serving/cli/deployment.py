@@ -41,7 +41,7 @@ from stages.progress import ProgressLine, ticking
 from stages.signals import LIFELINE_VARIABLE, STOP_REQUESTED, deferred, on_signal
 from stages.wire.channel import DRAIN_S, parse_address
 from stages.wire.secret_files import check_private, file_lock, make_state_directory, state_directory
-from stages.wire.tokens import own_token_path
+from stages.wire.tokens import own_token_paths
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -168,7 +168,7 @@ class Deployment:
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
         addresses = (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen)))
-        for path in (*map(own_token_path, addresses), self.directory / RECORD):
+        for path in (*own_token_paths(*addresses), self.directory / RECORD):
             with contextlib.suppress(OSError):  # on a read-only disk they stay, and say nothing without the processes
                 path.unlink(missing_ok=True)
 
@@ -264,7 +264,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
     """The deployment of a router, else the only one, if any. Raises OnesweepError if several run."""
     running = running_deployments()
     if router is not None:
-        return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
+        return next((each for each in running if each.directory in _directories(router)), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
         raise InputError(f"several routers are up: name one with --router (for doctor: --topology): {names}")
@@ -280,7 +280,11 @@ def new_directory(topology: Topology) -> Path:
                 f"a deployment is already up (router {other.topology.router}, in {other.directory}): `onesweep down` "
                 "stops it; for a second one give another --port, or a topology with other addresses"
             )
-    return own_token_path(topology.router).with_suffix("")
+    return _directories(topology.router)[0]
+
+
+def _directories(router: str) -> list[Path]:
+    return [path.with_suffix("") for path in own_token_paths(router)]
 
 
 @contextlib.contextmanager

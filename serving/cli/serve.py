@@ -34,7 +34,7 @@ from stages.settings import add_flags, from_flags
 from stages.signals import ends_at_once, ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import check_target, parse_address, use_link_proxy
-from stages.wire.secret_files import add_server_options, file_lock
+from stages.wire.secret_files import add_server_options, file_lock, state_directory
 from stages.wire.status import record_of
 from stages.wire.tls import Security, ending, security_of
 from stages.wire.tokens import read_tokens
@@ -196,7 +196,8 @@ def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
         if problem := served_here(options.router):
             raise NoDeployment(f"{problem}; Ctrl-C there stops it")
-        raise NoDeployment(f"no router of yours is up at {options.router}" if options.router else "nothing is up")
+        nothing = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
+        raise NoDeployment(f"{nothing}: {state_directory()} records none; set ONESWEEP_STATE if it was set for `up`")
     count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
     print(f"stopped {count} of the router at {deployment.topology.router}")

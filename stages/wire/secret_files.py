@@ -5,8 +5,8 @@ This module must not import gRPC: help must not wait for such a library."""
 import argparse
 import fcntl
 import os
+import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,10 +41,30 @@ def stamp_of(path: Path) -> FileStamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+def user_directory(variable: str, fallback: str) -> Path:
+    """The folder `onesweep` in $VARIABLE, else in `fallback` of the user's home. Raises InputError without a home."""
+    try:
+        return Path(os.environ.get(variable) or Path.home() / fallback) / "onesweep"
+    except RuntimeError:
+        raise InputError(f"this user has no home directory: set HOME, or {variable} to a directory") from None
+
+
+def state_home() -> Path:
+    """The directory of runs and of places in them. Raises InputError without a home."""
+    return user_directory("XDG_STATE_HOME", ".local/state")
+
+
 def state_directory() -> Path:
-    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user."""
-    named = os.environ.get("ONESWEEP_STATE")
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
+    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user and machine.
+
+    It is not the temporary directory: $TMPDIR differs between sessions, and systems remove old files there."""
+    if named := os.environ.get("ONESWEEP_STATE"):
+        return Path(named)
+    try:
+        # machines may share a home, but neither ports nor process ids
+        return state_home() / "up" / socket.gethostname().partition(".")[0]
+    except InputError:  # servers look for tokens here, whether they need one or not
+        return Path("/tmp") / f"onesweep-{os.getuid()}"  # noqa: S108 - checked by `check_private`
 
 
 def check_private(directory: Path) -> None:

@@ -4,6 +4,7 @@ A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash only
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import logging
@@ -229,8 +230,8 @@ def make_own_token(path: Path, *addresses: str) -> None:
     token = new_token()
     write_tokens(path, [Key(OWNER, token_hash(token), (ADMIN,))])
     make_state_directory(state_directory())
-    for address in addresses:
-        write_file(own_token_path(address), token.encode())
+    for path in own_token_paths(*addresses):
+        write_file(path, token.encode())
 
 
 def own_token(address: str) -> str:
@@ -242,12 +243,19 @@ def own_token(address: str) -> str:
     if not all(map(is_loopback, addresses)):
         return ""
     check_private(state_directory())
-    try:
-        found = {own_token_path(each).read_text(encoding="ascii") for each in addresses}
-    except OSError:
-        return ""
-    return found.pop() if len(found) == 1 else ""
+    first, *others = map(_own_tokens, addresses)
+    return first.pop() if len(first) == 1 and all(each == first for each in others) else ""
 
 
-def own_token_path(address: str) -> Path:
-    return state_directory() / f"{address.replace('localhost', '127.0.0.1')}.token"
+def own_token_paths(*addresses: str) -> list[Path]:
+    """The files of a server's token at its addresses; localhost has two."""
+    dialled = [each.replace("localhost", ip) for each in addresses for ip in ("127.0.0.1", "[::1]")]
+    return [state_directory() / f"{each}.token" for each in dict.fromkeys(dialled)]
+
+
+def _own_tokens(address: str) -> set[str]:
+    found = set[str]()
+    for path in own_token_paths(address):
+        with contextlib.suppress(OSError):
+            found.add(path.read_text(encoding="ascii"))
+    return found

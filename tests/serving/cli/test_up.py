@@ -21,7 +21,7 @@ from serving.cli.servers import MODULE, RECORD
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
-from stages.wire.tokens import own_token_path
+from stages.wire.tokens import own_token_paths
 from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import Run
 
@@ -163,7 +163,7 @@ def test_a_signal_while_servers_stop_kills_the_rest(
     monkeypatch.setattr("serving.cli.deployment._end", lambda processes: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(Deployment, "kill", lambda self, name: killed.append(name))
     topology, record = local_topology(1, 3, bundles / "own"), state / RECORD
-    own_token_path(topology.router).mkdir(parents=True)  # cannot be removed, as on a read-only disk
+    own_token_paths(topology.router)[0].mkdir(parents=True)  # cannot be removed, as on a read-only disk
     record.touch()
     Deployment(topology, state, {"router": 1 << 30}).stop()
     assert (killed, record.exists()) == (["router", "router"], False)
