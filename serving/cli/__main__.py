@@ -16,6 +16,13 @@ os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # the system's: gRPC's own
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
+# Errors where the system had too little, by their words: importing torch's classes takes a second.
+LACKS = {
+    "out of memory|allocate memory|map segment": "memory: ask for less at once, or use a larger machine",
+    "start new thread|Resource temporarily": "threads or processes: raise their limit (`ulimit -u`), or that of memory",
+    "Too many open files": "open files: raise their limit (`ulimit -n`)",
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. An OnesweepError, or a failure to write output, ends it with one sentence and an exit code."""
@@ -55,11 +62,12 @@ def _run(arguments: list[str]) -> int:
             raise
         _say("onesweep: this command needs cryptography: pip install 'onesweep[tls]'")
         return InputError.exit_code
-    except (MemoryError, RuntimeError) as error:
-        # recognize torch's errors by their words: importing their classes takes a second, and few commands need torch
-        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
+        said = "out of memory" if isinstance(error, MemoryError) else str(error)
+        lack = next((lack for words, lack in LACKS.items() if re.search(words, said)), None)
+        if lack is None:
             raise
-        _say("onesweep: not enough memory: ask for less at once, or use a larger machine")
+        _say(f"onesweep: not enough {lack}")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED_CODE

@@ -230,16 +230,20 @@ def test_servers_stop_although_stderr_is_closed(tmp_path: Path, monkeypatch: pyt
     assert stopped.called
 
 
-def test_missing_memory_or_package_is_explained(
+def test_whatever_the_machine_lacks_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu, cuda = "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory. Tried to allocate 2.00 GiB"
     package, other = ModuleNotFoundError(name="cryptography"), PermissionError(13, "Permission denied", "/root/x")
+    mapped = ImportError("libtorch_cpu.so: failed to map segment from shared object")
+    thread, fork = RuntimeError("can't start new thread"), BlockingIOError(11, "Resource temporarily unavailable")
+    file = OSError(24, "Too many open files", "/root/x")
     others = {package: "this command needs cryptography", other: "cannot use /root/x: Permission denied"}
-    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda), package, other):
+    lacks = {thread: "threads or processes", fork: "threads or processes", file: "open files"}
+    for error in (MemoryError(), mapped, RuntimeError(cpu), RuntimeError(cuda), *lacks, *others):
         monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))
         assert main(["up"]) == (2 if error in others else 1)
-        says = others.get(error, "not enough memory: ask for less at once")
+        says = others.get(error, f"not enough {lacks.get(error, 'memory')}: ")
         assert capsys.readouterr().err.startswith(f"onesweep: {says}")
 
 
