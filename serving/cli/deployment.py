@@ -50,7 +50,7 @@ POLL_S = 0.1
 READY_S, LOADED_BYTES_S, MIN_RUN_S = 60.0, 5e6, 5.0  # MIN_RUN_S: a router that ends sooner than this would end again
 LOG_LINES = 5
 NO_TOKEN = "not ready; only callers with a token see why"
-SILENT = "it accepts connections but does not answer"
+SILENT = "it does not answer"
 NO_HOLDER = "are on no machine: invite one with"  # ends advice about blocks: waiting does not help there
 # Turns a process's name and command into the command that runs it in its place.
 Place = Callable[[str, list[str]], list[str]]

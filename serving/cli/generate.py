@@ -52,6 +52,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     would learn no more."""
     from serving.cli.deployment import NO_HOLDER, NO_TOKEN, SILENT, NoDeployment, answers_of, deployment_here
     from serving.cli.machines import served_here
+    from serving.cli.ports import silence_at
     from serving.cli.servers import ROUTER
 
     wait_s = WAIT_S if options.wait is None else options.wait
@@ -80,9 +81,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             elif NO_HOLDER in why or is_lost:
                 raise ServiceError(f"the router at {client.address} cannot answer requests now: {why}")
             elif reason == SILENT:
-                remedy = "it hangs, or another program uses its port: see what listens there, and restart it"
-                silence = f"accepts connections but does not answer in {max(max_s, answer_s):g} s"
-                raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
+                raise ServiceError(silence_at(client.addresses[0], max(max_s, answer_s)))
             else:
                 return
 
