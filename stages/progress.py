@@ -32,13 +32,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def can_erase(stream: TextIO) -> bool:
+    """True for a terminal that follows the codes which erase a line."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class ProgressLine:
     """Shows the progress of some work on a stream."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """:param stream: by default standard error, which leaves standard output to results."""
         self._stream, self._clock = stream or sys.stderr, clock
-        self._in_place, self._shown, self._step = self._stream.isatty() and os.environ.get("TERM") != "dumb", "", ""
+        self._in_place, self._shown, self._step = can_erase(self._stream), "", ""
         self._begin, self._last, self._what, self._pause_s = clock(), -float("inf"), "", PAUSE_S
 
     def say(self, line: str) -> None:
