@@ -148,7 +148,8 @@ def find_checkpoint(
     check_model(options)
     model: Path = options.model
     if (plan := plan_of(model)) is None:
-        model = import_once(user_directory("XDG_CACHE_HOME", ".cache"), model, blocks, options.context, options.weights, progress, hosts)
+        cache = user_directory("XDG_CACHE_HOME", ".cache")
+        model = import_once(cache, model, blocks, options.context, options.weights, progress, hosts)
         plan = plan_host(model, (0,))
     return model.resolve(), plan
 

@@ -51,7 +51,8 @@ def port_free(host: str, port: int) -> bool:
 def silence_at(address: str, waited_s: float) -> str:
     """An error's sentence about a router that gave no answer in `waited_s`: its likely reason."""
     reasons = [
-        f"the name in {address} does not resolve in {waited_s:g} s: see whether the name server works, or give an IP address",
+        f"the name in {address} does not resolve in {waited_s:g} s: see whether the name server works, "
+        "or give an IP address",
         f"nothing at {address} accepted a connection in {waited_s:g} s: see whether that machine is on, "
         "and whether a firewall drops packets to this port",
         f"the router at {address} accepts connections but does not answer in {waited_s:g} s; "

@@ -64,7 +64,7 @@ def state_directory() -> Path:
         # machines may share a home, but neither ports nor process ids
         return state_home() / "up" / socket.gethostname().partition(".")[0]
     except InputError:  # servers look for tokens here, whether they need one or not
-        return Path("/tmp") / f"onesweep-{os.getuid()}"  # noqa: S108 - checked by `check_private`
+        return Path("/tmp") / f"onesweep-{os.getuid()}"
 
 
 def check_private(directory: Path) -> None:

@@ -283,7 +283,8 @@ HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def show(lines: Sequence[str], once: bool) -> None:
     """Print one page of text, on a terminal over the last page unless there is only one."""
-    text = framed(lines, shutil.get_terminal_size()) if can_erase(sys.stdout) and not once else "\n".join(lines) + "\n\n"
+    in_place = can_erase(sys.stdout) and not once
+    text = framed(lines, shutil.get_terminal_size()) if in_place else "\n".join(lines) + "\n\n"
     print(text, end="", flush=True)
 
 

@@ -34,7 +34,7 @@ def test_each_machine_has_its_own_state_in_a_home(tmp_path: Path, monkeypatch: p
     assert own_token(HERE) == "", "hosts look for one even without a home"
     monkeypatch.setenv("HOME", str(tmp_path))
     here = state_directory()
-    assert here.is_relative_to(state_home()) and state_home().is_relative_to(tmp_path)
+    assert here.is_relative_to(state_home())
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert state_directory() == here.with_name("another")
 

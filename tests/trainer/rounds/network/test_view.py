@@ -69,9 +69,7 @@ def test_names_cannot_contain_terminal_commands() -> None:
     assert last.isprintable()
 
 
-def test_the_terminal_is_redrawn_in_place(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_terminal_is_redrawn_in_place(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert framed(["a" * 30, "b", "c", "d"], os.terminal_size((5, 4))) == (
         "\x1b[Haaaaa\x1b[K\nb\x1b[K\n... 2\x1b[K\n\x1b[J"
     )  # the last line stays free, else the terminal would scroll
