@@ -169,10 +169,10 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
 
         def start(node: str, *words: object) -> None:
             command = network.command(node, [sys.executable, *MODULE, *map(str, words)])
-            own, shared = str(directory / node), str(state_directory())  # the caller looks for the router's token there
-            environment = os.environ | {"XDG_STATE_HOME": own, "ONESWEEP_STATE": shared}
+            # one state for all, where the caller looks for the router's token
+            own = {"XDG_STATE_HOME": str(directory / node), "ONESWEEP_STATE": str(state_directory())}
             with (directory / f"{node}.log").open("wb") as log:
-                running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | own)
             stack.callback(process.wait)
             stack.callback(process.terminate)
 

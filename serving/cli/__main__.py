@@ -16,12 +16,8 @@ os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # the system's: gRPC's own
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
-# Errors where the system had too little, by their words: importing torch's classes takes a second.
-LACKS = {
-    "out of memory|allocate memory|map segment": "memory: ask for less at once, or use a larger machine",
-    "start new thread|Resource temporarily": "threads or processes: raise their limit (`ulimit -u`), or that of memory",
-    "Too many open files": "open files: raise their limit (`ulimit -n`)",
-}
+# Words of errors where the system has too little; importing torch's own classes would take a second.
+LACKS = re.compile("out of memory|allocate memory|map segment|new thread|Resource temporarily|Too many open files")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,11 +59,11 @@ def _run(arguments: list[str]) -> int:
         _say("onesweep: this command needs cryptography: pip install 'onesweep[tls]'")
         return InputError.exit_code
     except (MemoryError, RuntimeError, ImportError, OSError) as error:
-        said = "out of memory" if isinstance(error, MemoryError) else str(error)
-        lack = next((lack for words, lack in LACKS.items() if re.search(words, said)), None)
+        lack = LACKS.search("out of memory" if isinstance(error, MemoryError) else str(error))
         if lack is None:
             raise
-        _say(f"onesweep: not enough {lack}")
+        remedy = "ask for less at once, raise the limits that `ulimit -a` shows, or use a larger machine"
+        _say(f"onesweep: a limit of the system is reached ({lack[0]}): {remedy}")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED_CODE

@@ -40,7 +40,7 @@ from stages.memory import with_large_pages
 from stages.progress import ProgressLine, ticking
 from stages.signals import LIFELINE_VARIABLE, STOP_REQUESTED, deferred, on_signal
 from stages.wire.channel import DRAIN_S, parse_address
-from stages.wire.secret_files import check_private, file_lock, make_state_directory, state_directory
+from stages.wire.secret_files import file_lock, make_state_directory, state_directory
 from stages.wire.tokens import own_token_paths
 
 STOP_S = DRAIN_S + 5.0
@@ -237,9 +237,7 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
 
 
 def find_deployment(directory: Path) -> Deployment | None:
-    """The deployment that runs from `directory`, if any; removes the remains of dead ones. Raises ServiceError if
-    another user could have written the record."""
-    check_private(directory)
+    """The deployment that runs from `directory`, if any; removes the remains of dead ones."""
     try:
         processes, topology = recorded(directory), read_topology(directory / TOPOLOGY)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
@@ -252,8 +250,7 @@ def find_deployment(directory: Path) -> Deployment | None:
 
 
 def running_deployments() -> list[Deployment]:
-    """This user's deployments on this machine. Raises ServiceError as `find_deployment` does."""
-    check_private(state_directory())
+    """This user's deployments on this machine. Raises OnesweepError as `state_directory` does."""
     # for another user's directory this finds none, where `Path.glob` raises
     records = sorted(glob.glob(f"*/{RECORD}", root_dir=state_directory()))
     found = (find_deployment((state_directory() / record).parent) for record in records)
@@ -264,7 +261,8 @@ def deployment_here(router: str | None = None) -> Deployment | None:
     """The deployment of a router, else the only one, if any. Raises OnesweepError if several run."""
     running = running_deployments()
     if router is not None:
-        return next((each for each in running if each.directory in _directories(router)), None)
+        there = [path.with_suffix("") for path in own_token_paths(router)]
+        return next((each for each in running if each.directory in there), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
         raise InputError(f"several routers are up: name one with --router (for doctor: --topology): {names}")
@@ -280,11 +278,7 @@ def new_directory(topology: Topology) -> Path:
                 f"a deployment is already up (router {other.topology.router}, in {other.directory}): `onesweep down` "
                 "stops it; for a second one give another --port, or a topology with other addresses"
             )
-    return _directories(topology.router)[0]
-
-
-def _directories(router: str) -> list[Path]:
-    return [path.with_suffix("") for path in own_token_paths(router)]
+    return own_token_paths(topology.router)[0].with_suffix("")
 
 
 @contextlib.contextmanager

@@ -52,7 +52,6 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     would learn no more."""
     from serving.cli.deployment import NO_HOLDER, NO_TOKEN, SILENT, NoDeployment, answers_of, deployment_here
     from serving.cli.machines import served_here
-    from serving.cli.ports import silence_at
     from serving.cli.servers import ROUTER
 
     wait_s = WAIT_S if options.wait is None else options.wait
@@ -81,7 +80,10 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             elif NO_HOLDER in why or is_lost:
                 raise ServiceError(f"the router at {client.address} cannot answer requests now: {why}")
             elif reason == SILENT:
-                raise ServiceError(silence_at(client.addresses[0], max(max_s, answer_s)))
+                remedy = "its machine or name server is out of reach, another program uses its port, or it hangs"
+                raise ServiceError(
+                    f"no answer from the router at {client.address} in {max(max_s, answer_s):g} s: {remedy}"
+                )
             else:
                 return
 

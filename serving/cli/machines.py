@@ -23,7 +23,7 @@ from stages.signals import ends_at_once, run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
 from stages.wire.channel import parse_address
 from stages.wire.links import LinkProxy, MachineLinks, check_machine
-from stages.wire.secret_files import check_private, exclusive, make_private_directory, state_directory, state_home
+from stages.wire.secret_files import exclusive, make_private_directory, state_directory, state_home
 from stages.wire.status import StatusError
 from stages.wire.tls import Security
 
@@ -89,7 +89,7 @@ def run_join(options: argparse.Namespace) -> int:
     from stages.wire.tickets import Ticket
 
     # refuse early, while the ticket is unused
-    check_private(state_directory())
+    state_directory()
     if options.device not in (None, AUTO):
         check_device(options.device)
     if options.model is not None:

@@ -1,9 +1,8 @@
-"""Free ports of this machine, reserved between processes; and addresses that do not answer."""
+"""Free ports of this machine, reserved between processes."""
 
 import contextlib
 import secrets
 import socket
-import threading
 from collections import deque
 from collections.abc import Mapping
 
@@ -14,7 +13,6 @@ from stages.wire.channel import is_loopback, parse_address
 PORTS = range(20_000, 32_000)
 MAX_BLOCKS = 32
 TRIES = 10_000
-PROBE_S = 2.0  # for a name or a connection, once a router has given no answer
 
 _kept: deque[contextlib.ExitStack] = deque()
 
@@ -46,31 +44,6 @@ def port_free(host: str, port: int) -> bool:
             probe.bind((host, port))
             return True
     return False
-
-
-def silence_at(address: str, waited_s: float) -> str:
-    """An error's sentence about a router that gave no answer in `waited_s`: its likely reason."""
-    reasons = [
-        f"the name in {address} does not resolve in {waited_s:g} s: see whether the name server works, "
-        "or give an IP address",
-        f"nothing at {address} accepted a connection in {waited_s:g} s: see whether that machine is on, "
-        "and whether a firewall drops packets to this port",
-        f"the router at {address} accepts connections but does not answer in {waited_s:g} s; "
-        "it hangs, or another program uses its port: see what listens there, and restart it",
-    ]
-
-    def dial() -> None:
-        host, port = parse_address(address)
-        with contextlib.suppress(OSError):
-            socket.getaddrinfo(host, port)
-            reasons.pop(0)
-            socket.create_connection((host, port), PROBE_S).close()
-            reasons.pop(0)
-
-    dialling = threading.Thread(target=dial, daemon=True)  # nothing else ends a wait for a name server
-    dialling.start()
-    dialling.join(2 * PROBE_S)
-    return reasons[0]
 
 
 def check_free(listeners: Mapping[str, str]) -> None:

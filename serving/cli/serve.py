@@ -31,7 +31,7 @@ from stages.errors import InputError, Interrupted, OnesweepError
 from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
-from stages.signals import ends_at_once, ends_cleanly
+from stages.signals import ends_at_once, ends_cleanly, run_until_signal
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import check_target, parse_address, use_link_proxy
 from stages.wire.secret_files import add_server_options, file_lock, state_directory
@@ -120,12 +120,12 @@ def run_router(options: argparse.Namespace) -> int:
 
 def run_http(options: argparse.Namespace) -> int:
     check_framework("`onesweep http`")
-    from serving.gateway.app import serve
+    from serving.gateway.app import run_gateway
 
     options.router, _ = router_here(options.router)
     settings = from_flags(HttpSettings, options, seeing=from_flags(ObservabilitySettings, options))
     start_log(settings.seeing.log_format, "http")
-    serve(settings)
+    run_until_signal(partial(run_gateway, settings))
     return 0
 
 

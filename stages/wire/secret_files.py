@@ -55,16 +55,14 @@ def state_home() -> Path:
 
 
 def state_directory() -> Path:
-    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user and machine.
+    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or this machine's in `state_home`.
 
-    It is not the temporary directory: $TMPDIR differs between sessions, and systems remove old files there."""
-    if named := os.environ.get("ONESWEEP_STATE"):
-        return Path(named)
-    try:
-        # machines may share a home, but neither ports nor process ids
-        return state_home() / "up" / socket.gethostname().partition(".")[0]
-    except InputError:  # servers look for tokens here, whether they need one or not
-        return Path("/tmp") / f"onesweep-{os.getuid()}"
+    Not $TMPDIR's: that differs between sessions, and systems remove old files there. Machines may share a home, but
+    neither ports nor process ids. Raises InputError without a home, ServiceError if another user can enter it."""
+    named = os.environ.get("ONESWEEP_STATE")
+    directory = Path(named) if named else state_home() / "up" / socket.gethostname().partition(".")[0]
+    check_private(directory)
+    return directory
 
 
 def check_private(directory: Path) -> None:

@@ -4,7 +4,6 @@ A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash only
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import logging
@@ -20,7 +19,6 @@ from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
 from stages.wire.secret_files import (
     TOKEN_VARIABLE,
-    check_private,
     check_secret,
     make_state_directory,
     read_file,
@@ -237,25 +235,19 @@ def make_own_token(path: Path, *addresses: str) -> None:
 def own_token(address: str) -> str:
     """The token that this user's deployment made for a server, or for several; empty if there is none.
 
-    Raises ServiceError if others could have written it.
+    Raises OnesweepError as `state_directory` does.
     """
     addresses = address.split(",")
     if not all(map(is_loopback, addresses)):
         return ""
-    check_private(state_directory())
-    first, *others = map(_own_tokens, addresses)
-    return first.pop() if len(first) == 1 and all(each == first for each in others) else ""
+    try:
+        found = {next(filter(Path.is_file, own_token_paths(each))).read_text(encoding="ascii") for each in addresses}
+    except (OSError, StopIteration):
+        return ""
+    return found.pop() if len(found) == 1 else ""
 
 
 def own_token_paths(*addresses: str) -> list[Path]:
     """The files of a server's token at its addresses; localhost has two."""
     dialled = [each.replace("localhost", ip) for each in addresses for ip in ("127.0.0.1", "[::1]")]
     return [state_directory() / f"{each}.token" for each in dict.fromkeys(dialled)]
-
-
-def _own_tokens(address: str) -> set[str]:
-    found = set[str]()
-    for path in own_token_paths(address):
-        with contextlib.suppress(OSError):
-            found.add(path.read_text(encoding="ascii"))
-    return found
