@@ -169,8 +169,7 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
 
         def start(node: str, *words: object) -> None:
             command = network.command(node, [sys.executable, *MODULE, *map(str, words)])
-            # one state for all, where the caller looks for the router's token
-            own = {"XDG_STATE_HOME": str(directory / node), "ONESWEEP_STATE": str(state_directory())}
+            own = {"XDG_STATE_HOME": str(directory / node), "ONESWEEP_STATE": str(state_directory())}  # the caller's
             with (directory / f"{node}.log").open("wb") as log:
                 running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | own)
             stack.callback(process.wait)

@@ -196,8 +196,7 @@ def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
         if problem := served_here(options.router):
             raise NoDeployment(f"{problem}; Ctrl-C there stops it")
-        nothing = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
-        raise NoDeployment(f"{nothing}: {state_directory()} records none; set ONESWEEP_STATE if it was set for `up`")
+        raise NoDeployment(f"nothing is up at {options.router or 'any port'} (ONESWEEP_STATE is {state_directory()})")
     count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
     print(f"stopped {count} of the router at {deployment.topology.router}")

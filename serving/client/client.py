@@ -9,8 +9,8 @@ import asyncio
 import codecs
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -71,7 +71,7 @@ def _pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary |
     return DrawnPictures(pixels, **{**booked(summary, DrawnPictures), "classes": list(summary.classes)})
 
 
-class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
+class AsyncClient(RouterConnection):
     """A router's client for asyncio code."""
 
     _stubs: "list[router_pb2_grpc.RouterServiceAsyncStub]"
@@ -203,11 +203,14 @@ class AsyncClient(RouterConnection, AbstractAsyncContextManager["AsyncClient"]):
         for channel in self._channels:
             await channel.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
 
-class Client(RouterConnection, AbstractContextManager["Client"]):
+class Client(RouterConnection):
     """A router's client for blocking code; `AsyncClient` documents its methods."""
 
     _stubs: list[router_pb2_grpc.RouterServiceStub]
@@ -277,6 +280,9 @@ class Client(RouterConnection, AbstractContextManager["Client"]):
         self.closed = True
         for channel in self._channels:
             channel.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

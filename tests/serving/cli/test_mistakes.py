@@ -153,7 +153,7 @@ SERVERS = [
     (
         "generate x --router {taken} --timeout-s 0.1",
         1,
-        "no answer from the router at {taken} in 0.1 s: its machine or name",
+        "no answer from {taken} in 0.1 s: the router's machine or name server",
     ),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
