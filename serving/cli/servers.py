@@ -3,8 +3,6 @@
 `python -P -m serving.cli.servers NAME...` imports their modules once and forks each server: all share time and memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

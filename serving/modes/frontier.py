@@ -1,7 +1,5 @@
 """The frontier: the text quality and the cost of each mode and setting, measured once and read by `auto`."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Clients and the command line import this module, so it must not import torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """The topology: the blocks and the address of each host, and the router's address. One TOML file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache

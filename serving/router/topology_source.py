@@ -1,7 +1,5 @@
 """Sources of a topology, a file or a key in etcd, and how a running host or router follows one."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -3,8 +3,6 @@
 A text bundle has `chain/`, `ar/`, `scorer/` and `local/`; a picture bundle `chain/`, `steps/` and `local/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path

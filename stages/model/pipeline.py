@@ -1,7 +1,5 @@
 """AR pipelines: models cut into contiguous stages, both those trained here and the Llama family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast

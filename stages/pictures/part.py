@@ -1,7 +1,5 @@
 """One part of a picture model: a block with a noise range, or a stage of an undivided net."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, cast
 
