@@ -36,8 +36,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
     """Words for the commands below: a router with hosts, one without, one that wants tokens, files and ports."""
     folder = tmp_path_factory.mktemp("mistakes")
     ring = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
-    module_servers.hosts(ring, bundles / "own")
-    module_servers.router(ring, bundles / "own")
+    module_servers.ring(ring, bundles / "own")
     lonely = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     module_servers.router(lonely, None)
     (folder / "tokens.toml").touch(mode=0o600)
@@ -236,7 +235,8 @@ def test_missing_memory_or_package_is_explained(
     cpu, cuda = "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory. Tried to allocate 2.00 GiB"
     package, other = ModuleNotFoundError(name="cryptography"), PermissionError(13, "Permission denied", "/root/x")
     others = {package: "this command needs cryptography", other: "cannot use /root/x: Permission denied"}
-    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda), package, other):
+    others[FileNotFoundError(2, "No usable directory")] = "No usable directory: make one of them writable"
+    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda), *others):
         monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))
         assert main(["up"]) == (2 if error in others else 1)
         says = others.get(error, "not enough memory: ask for less at once")
