@@ -37,24 +37,24 @@ def tensor_of(numbers: NDArray[np.generic]) -> Tensor:
 
 
 def cgroup_texts(*names: str) -> Iterator[list[str]]:
-    """The texts of files `names` of each control group that limits this process (cgroups v1 and v2) and has them."""
+    """The texts of files `names` in each control group of this process, own first; empty if missing (v1 and v2)."""
     with suppress(OSError):  # another system than Linux
         for line in _OWN_CGROUPS.read_text().splitlines():
             _, controllers, own = line.split(":", 2)
             for controller in controllers.split(","):  # an empty one in v2
                 group = _CGROUPS / controller / own.lstrip("/")
                 for each in (group, *group.parents):  # in a container `own` may be a path outside: its group is above
-                    with suppress(OSError):
-                        yield [(each / name).read_text() for name in names]
+                    files = [each / name for name in names]
+                    yield [file.read_text() if file.is_file() else "" for file in files]
 
 
 def all_cores() -> int:
     """Cores that this process may use: of a quota the whole ones, since threads wait for the one that it stops."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for texts in (*cgroup_texts("cpu.max"), *cgroup_texts("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        quota_us, period_us = " ".join(texts).split()
-        if quota_us.isdecimal():  # not "max" or -1
-            cores = min(cores, max(1, int(quota_us) // int(period_us)))
+        match " ".join(texts).split():
+            case [quota_us, period_us] if quota_us.isdecimal():  # not "max" or -1
+                cores = min(cores, max(1, int(quota_us) // int(period_us)))
     return cores
 
 

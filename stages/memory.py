@@ -20,10 +20,10 @@ def free_memory() -> int:
     free = [int(psutil.virtual_memory().available)]
     for limit, usage, sums in _FILES:
         for most, used, lines in cgroup_texts(limit, usage, "memory.stat"):
-            if most.strip() != "max":
+            if most.strip().isdecimal():  # not "max"
                 stat = dict(line.split() for line in lines.splitlines())
                 # files in the page cache count as used, and make room
-                cached = sum(int(stat[f"{sums}{kind}_file"]) for kind in ("active", "inactive"))
+                cached = sum(int(stat.get(f"{sums}{kind}_file", 0)) for kind in ("active", "inactive"))
                 free.append(int(most) - int(used) + cached)
     return max(0, min(free))
 
