@@ -1,10 +1,11 @@
-"""Compute devices by name, and tensors, for files that import torch only where they compute."""
+"""Compute devices by name, cores, and tensors, for files that import torch only where they compute."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -25,6 +26,7 @@ else:
 
 AUTO = "auto"  # a GPU if one can compute the model, else the processor
 _NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def tensor_of(numbers: NDArray[np.generic]) -> Tensor:
@@ -34,9 +36,26 @@ def tensor_of(numbers: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(numbers)
 
 
+def cgroup_texts(*names: str) -> Iterator[list[str]]:
+    """The texts of files `names` in each control group of this process, own first; empty if missing (v1 and v2)."""
+    with suppress(OSError):  # another system than Linux
+        for line in _OWN_CGROUPS.read_text().splitlines():
+            _, controllers, own = line.split(":", 2)
+            for controller in controllers.split(","):  # an empty one in v2
+                group = _CGROUPS / controller / own.lstrip("/")
+                for each in (group, *group.parents):  # in a container `own` may be a path outside: its group is above
+                    files = [each / name for name in names]
+                    yield [file.read_text() if file.is_file() else "" for file in files]
+
+
 def all_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: of a quota the whole ones, since threads wait for the one that it stops."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for texts in (*cgroup_texts("cpu.max"), *cgroup_texts("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        match " ".join(texts).split():
+            case [quota_us, period_us] if quota_us.isdecimal():  # not "max" or -1
+                cores = min(cores, max(1, int(quota_us) // int(period_us)))
+    return cores
 
 
 def is_device_name(name: str) -> bool:
@@ -69,10 +88,9 @@ def device_kind(device: torch.device) -> str:
 
 def processor() -> str:
     """The model of this machine's processor."""
-    models = list[str]()
-    with suppress(OSError):  # a system without that file
-        models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return models[0] if models else platform.processor() or platform.machine()
+    with suppress(OSError, IndexError):  # a system without that file, or without models in it
+        return str(re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0])
+    return platform.processor() or platform.machine()
 
 
 @cache  # hosts are asked for it every second

@@ -4,25 +4,27 @@ import asyncio
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 import psutil
 
+from stages.device import cgroup_texts
 from stages.errors import CheckpointError
 
-_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-_CGROUP = Path("/sys/fs/cgroup")
+# Of a control group: its limit, its usage, and the beginning of its sums' names.
+_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 MEGABYTE = 1 << 20
 
 
 def free_memory() -> int:
     """Bytes that this process can still allocate: of the machine, or of its container if that has less."""
     free = [int(psutil.virtual_memory().available)]
-    for limit, usage in _LIMITS:
-        try:
-            free.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
+    for limit, usage, sums in _FILES:
+        for most, used, lines in cgroup_texts(limit, usage, "memory.stat"):
+            if most.strip().isdecimal():  # not "max"
+                stat = dict(line.split() for line in lines.splitlines())
+                # files in the page cache count as used, and make room
+                cached = sum(int(stat.get(f"{sums}{kind}_file", 0)) for kind in ("active", "inactive"))
+                free.append(int(most) - int(used) + cached)
     return max(0, min(free))
 
 

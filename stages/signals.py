@@ -147,7 +147,8 @@ def stop_on_signals() -> asyncio.Event:
         loop.remove_reader(0)
         for number in numbers:
             loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
+            # the kernel has no default action for process 1, as in a container
+            signal.signal(number, (lambda n, _: os._exit(128 + n)) if os.getpid() == 1 else signal.SIG_DFL)
 
     def end() -> None:  # the parent held the links to the machines: nothing under way could finish
         begin_to_stop("the end of its parent process")

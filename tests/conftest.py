@@ -257,6 +257,12 @@ class Servers:
         chosen = RouterSettings(topology, topology.router, checkpoint, ring=link, **{"drain_s": 5.0, **settings})
         return self.run(lambda stop: run_router(chosen, stop))
 
+    def ring(self, topology: Topology, checkpoint: Path, **router: Any) -> dict[str, Running]:
+        """Hosts and a router, by name, once they are ready."""
+        running = {**self.hosts(topology, checkpoint), "router": self.router(topology, checkpoint, **router)}
+        wait_ready(topology.router)
+        return running
+
     def close(self) -> None:
         for running in reversed(self.running):
             with contextlib.suppress(Exception):

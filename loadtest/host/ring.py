@@ -23,6 +23,7 @@ from serving.modes import DEFAULT_GUIDANCE
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.router.topology import local_topology
+from stages.backends.rows import torch_threads
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
 from stages.checkpoint.manifest import read_manifest
@@ -65,7 +66,6 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     blocks = block_count(settings.checkpoint)
     ring = local_topology(hosts, blocks, settings.checkpoint, free_port_block(hosts + 1) + 1)
     subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
-    all_cores = torch.get_num_threads()
     echo(f"{hosts} hosts on loopback; keep the machine idle ...")
     with temporary_deployment(ring, settings.checkpoint) as deployment:
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
@@ -79,7 +79,7 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
         ]
         if mode in BARE:
             # on a busy machine, two threads of one loop wait for each other and are slower than one
-            bare = max(bare_rate(subject, mode, threads) for threads in (1, all_cores))
+            bare = max(bare_rate(subject, mode, threads) for threads in (1, torch.get_num_threads()))
             rows += [
                 Row(f"{mode}: bare torch loop over {settings.batch}", bare, subject.unit),
                 Row(f"{mode}: at once over the bare loop", together / bare, "x"),
@@ -213,13 +213,12 @@ class PictureRequests:
 @torch.inference_mode()
 def bare_rate(subject: TextRequests | PictureRequests, mode: str, threads: int) -> float:
     """Tokens or pictures per second of the bare loop; the median over the rounds."""
-    before, rates, loop = torch.get_num_threads(), list[float](), subject.bare(mode)
-    torch.set_num_threads(threads)
-    for _ in range(subject.settings.rounds):
-        begin = time.perf_counter()
-        loop()
-        rates.append(subject.settings.batch * subject.units / (time.perf_counter() - begin))
-    torch.set_num_threads(before)
+    rates, loop = list[float](), subject.bare(mode)
+    with torch_threads(threads):
+        for _ in range(subject.settings.rounds):
+            begin = time.perf_counter()
+            loop()
+            rates.append(subject.settings.batch * subject.units / (time.perf_counter() - begin))
     return statistics.median(rates)
 
 

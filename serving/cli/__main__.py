@@ -34,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
         if error.filename and isinstance(error, PermissionError):  # as in a home directory of another user
             _say(f"onesweep: cannot use {error.filename}: {error.strerror}")
             return InputError.exit_code
+        if isinstance(error, FileNotFoundError) and not error.filename:  # of tempfile, which tried several directories
+            _say(f"onesweep: {error.strerror}: make one of them writable, or name another in TMPDIR")
+            return InputError.exit_code
         if error.errno not in UNWRITABLE:
             raise
         if not isinstance(error, BrokenPipeError):

@@ -215,7 +215,7 @@ class Deployment:
         if lines and (prefix := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
             return lines[-1][prefix.end() :]
         is_silent = not lines or re.search(r"^[-\d]+ [:,\d]+ (INFO|WARNING) |: ready$", lines[-1])
-        return "without a message: killed, perhaps out of memory" if is_silent else " ".join(lines[-LOG_LINES:])
+        return "killed without a message: perhaps it needs more memory" if is_silent else " ".join(lines[-LOG_LINES:])
 
 
 def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:

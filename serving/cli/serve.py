@@ -242,7 +242,9 @@ def run_status(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(record_of(status)))
         return 0
-    print("\n".join(status_lines(status)))
+    here = deployment_here(options.router)
+    ended = [f"{name} exited: {words}" for name, words in here.ended().items()] if here else []
+    print("\n".join([*status_lines(status), *ended]))
     return 0 if status.ready else 1
 
 

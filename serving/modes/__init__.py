@@ -2,13 +2,8 @@
 
 This file imports nothing heavy, because the command line and clients load it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from stages.host.plan import ModelKind
+from typing import Literal
 
 # By name: the sweeps for N bytes, and a description.
 MODES: Mapping[str, tuple[str, str]] = {
@@ -36,7 +31,7 @@ LOGPROB_MODES = ("ar", "ar-speculative", AUTO)
 # The mode that can report a prompt's logprobs.
 SCORING = "ar"
 # The hosts' models that can score given tokens, by their names in requests. The first one served is the default.
-SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}
+SCORERS: Mapping[str, Literal["scorer", "ar"]] = {"scorer": "scorer", "ar": "ar"}
 
 # By name: the trips for K noise levels along H hosts, and a description.
 DRAWING_MODES: Mapping[str, tuple[str, str]] = {

@@ -1,7 +1,5 @@
 """An audited answer: the work that other hosts repeat, and the results to compare."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stages.backends.rows import torch_threads
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import LLAMA3_SCALINGS, half_split, interleaved
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
@@ -197,12 +198,8 @@ def _changed_layer(a: LlamaArchitecture, index: int, tensors: Tensors, variants:
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
     """A pool of as many threads as torch has, each of which computes on its own."""
     count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(min(count, MAX_THREADS)) as threads:
-            yield threads
-    finally:
-        torch.set_num_threads(count)
+    with torch_threads(1), ThreadPoolExecutor(min(count, MAX_THREADS)) as threads:
+        yield threads
 
 
 def _nats(

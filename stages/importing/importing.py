@@ -35,7 +35,7 @@ UNTRAINED_TOLERANCE = 0.1  # rounding affects random weights more: 11 layers of 
 COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
 DEFAULT_CONTEXT = 8192  # positions kept of a longer context: hosts hold a rotary table of its size
 TEMPORARIES = 3  # times the largest tensor, held next to a stage during its assembly
-SPARE_BYTES = 64 << 20  # of the disk, for files next to the weights, and for other programs
+SPARE_BYTES = 64 << 20  # of the disk, for files next to the weights, and for other programs; of memory, for libraries
 CHECKING = 0.55  # the gate's share of the time; the rest is writing
 
 
@@ -261,7 +261,7 @@ def _needed(a: LlamaArchitecture) -> int:
     """Bytes that an import needs: the largest stage or a layer's assembly, plus a tensor's conversion."""
     layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
     tensor = max(math.prod(shape) for name, shape in expected_shapes(a).items() if is_matrix(name, shape))
-    return max(2 * layer, *(cost.held for cost in stage_costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor
+    return max(2 * layer, *(cost.held for cost in stage_costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor + SPARE_BYTES
 
 
 def _require_disk(needed: int, out: Path) -> None:

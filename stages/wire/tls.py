@@ -31,7 +31,7 @@ CLOSED = ("Socket closed", "Connection reset by peer", "Broken pipe")
 # gRPC's words for a connection that failed to open, as opposed to one that broke
 FIRST_CONTACT = "failed to connect"
 _SENTENCES = (
-    ("certificate has expired", "presented a certificate that has expired: renew it there with `onesweep certs renew`"),
+    ("certificate has expired", "presented an expired certificate: check the clocks, or `onesweep certs renew` there"),
     ("not yet valid", "presented a certificate that is not valid yet: check that the clocks are right"),
     ("Hostname Verification", "presented a certificate for another address: make it again with --address"),
     ("certificate purpose", "presented a certificate not meant for servers: make one with `onesweep certs issue host`"),

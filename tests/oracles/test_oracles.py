@@ -52,12 +52,9 @@ def test_texts_are_the_frozen_ones(usual: Ring) -> None:
     check_texts(found)
 
 
-def test_scores_verdicts_and_choices_are_the_frozen_ones(usual: Ring) -> None:
-    check("scoring", record.scoring(usual))
-
-
-def test_hops_carry_the_frozen_messages(usual: Ring) -> None:
-    check("wire", record.wire(usual))
+@pytest.mark.parametrize(("name", "recorded"), [("scoring", record.scoring), ("wire", record.wire)])
+def test_scores_verdicts_choices_and_hops_are_the_frozen_ones(usual: Ring, name: str, recorded: Any) -> None:
+    check(name, recorded(usual))
 
 
 def test_commands_print_the_frozen_json(usual: Ring, tmp_path: Path) -> None:

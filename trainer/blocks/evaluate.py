@@ -12,7 +12,6 @@ from stages.checkpoint.checkpoint import load_ar, load_block
 from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
-from stages.model.block import Block
 from stages.progress import counted
 from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.losses import ROWS, chain_diagnostics, next_byte_nats
@@ -93,11 +92,7 @@ class Scorer:
             raise CheckpointError(f"no block of {directory} is trained yet")
         scores, scored = list[TextScore](), text[:, self.min_context :]
         for block in blocks:
-
-            def predict(known: Tensor, block: Block = block) -> Tensor:
-                return block.next_byte(block.read(known)[0])
-
-            nats = self._nats(predict, text)
+            nats = self._nats(lambda known, block=block: block.next_byte(block.read(known)[0]), text)  # type: ignore[misc]
             scores.append(TextScore.of(f"next byte, block {block.index}", nats, scored, corpus))
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None

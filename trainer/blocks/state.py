@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """All complete records of a log; none if there is no log yet."""
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
+        with suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
     return records

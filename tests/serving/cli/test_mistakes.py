@@ -36,8 +36,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
     """Words for the commands below: a router with hosts, one without, one that wants tokens, files and ports."""
     folder = tmp_path_factory.mktemp("mistakes")
     ring = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
-    module_servers.hosts(ring, bundles / "own")
-    module_servers.router(ring, bundles / "own")
+    module_servers.ring(ring, bundles / "own")
     lonely = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     module_servers.router(lonely, None)
     (folder / "tokens.toml").touch(mode=0o600)
@@ -239,6 +238,7 @@ def test_whatever_the_machine_lacks_is_explained(
     thread, fork = RuntimeError("can't start new thread"), BlockingIOError(11, "Resource temporarily unavailable")
     file = OSError(24, "Too many open files", "/root/x")
     others = {package: "this command needs cryptography", other: "cannot use /root/x: Permission denied"}
+    others[FileNotFoundError(2, "No usable directory")] = "No usable directory: make one of them writable"
     for error in (MemoryError(), mapped, RuntimeError(cpu), RuntimeError(cuda), thread, fork, file, *others):
         monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))
         assert main(["up"]) == (2 if error in others else 1)

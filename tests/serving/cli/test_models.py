@@ -170,7 +170,7 @@ def test_an_import_reports_its_progress_and_the_next_command(gguf: Path, tmp_pat
     assert code == 0, err
     lines = err.splitlines()
     assert lines[0] == f"reading {gguf}"
-    assert lines[1].startswith("tiny.gguf: 3 layers; this takes 0 MB of disk and 0 MB of memory")
+    assert lines[1].startswith("tiny.gguf: 3 layers; this takes 0 MB of disk and 67 MB of memory")
     assert out.splitlines()[-1] == f"chat with it: onesweep run {tmp_path / 'out'}"
     code, out, err = onesweep("import", gguf, "--context", 3, "--out", tmp_path / "short")
     assert out.splitlines()[-1] == "a context of 3 tokens has no room for a chat: import it with a longer --context"

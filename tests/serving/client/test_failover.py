@@ -165,9 +165,7 @@ async def test_a_call_dropped_by_grpc_is_retried() -> None:
 def test_a_request_survives_a_router_restart(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "RECOVERY_S", 300.0)
     topology = local_topology(1, 3, bundles / "own", free_port_block(2))
-    servers.hosts(topology, bundles / "own")
-    router, text = servers.router(topology, bundles / "own", drain_s=0.1), b""
-    wait_ready(topology.router)
+    router, text = servers.ring(topology, bundles / "own", drain_s=0.1)["router"], b""
     with Client(topology.router) as client:
         whole = client.generate(PROMPT, mode="ar", seed=SEED, max_bytes=LENGTH).output
         for item in client.stream(PROMPT, mode="ar", seed=SEED, max_bytes=LENGTH):

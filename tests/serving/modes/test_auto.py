@@ -18,7 +18,7 @@ from serving.modes.frontier import Forecast, Frontier, Option
 from serving.modes.tokenizer import ByteTokenizer
 from serving.router.topology import local_topology
 from stages.checkpoint.manifest import read_manifest
-from tests.conftest import until, wait_ready
+from tests.conftest import until
 from tests.serving.conftest import Run
 
 NAMES = ("chain", "ar", "scorer", "local")
@@ -94,9 +94,7 @@ def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> Non
 
 def test_after_the_loss_of_a_host_the_local_model_is_chosen(scored: Path, tmp_path: Path, servers: Any) -> None:
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)
-    hosts = servers.hosts(topology, scored)
-    servers.router(topology, scored, frontier=write(tmp_path / "f.json", scored, ALL))
-    wait_ready(topology.router)
+    hosts = servers.ring(topology, scored, frontier=write(tmp_path / "f.json", scored, ALL))
     with Client(topology.router) as client:
         assert ask(client).mode == "ar"
         hosts["host-2"].end()

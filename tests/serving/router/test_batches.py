@@ -34,16 +34,11 @@ def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
     return event, [[work.score.batch for work in sent] for sent in tries], replays
 
 
-def test_results_of_all_batches_are_joined() -> None:
-    event, tries, replays = scored_by(lambda hop, _: [scores_of(hop)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_results_of_all_batches_are_joined_and_count_once(times: int) -> None:
+    event, tries, replays = scored_by(lambda hop, _: [scores_of(hop)] * times)
     assert np.frombuffer(event.scores.nats, "<f8").tolist() == [-65.0 - i for i in range(COUNT)]
     assert (tries, replays) == ([[0, 1, 2, 3]], 0)
-
-
-def test_a_hop_that_was_sent_twice_counts_once() -> None:
-    event, tries, _ = scored_by(lambda hop, _: [scores_of(hop)] * 2)
-    assert len(event.scores.nats) == 8 * COUNT
-    assert len(tries) == 1
 
 
 def faulty(hop: stage_pb2.Hop) -> stage_pb2.Event:

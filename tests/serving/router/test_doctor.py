@@ -10,7 +10,7 @@ from serving.cli.__main__ import main
 from serving.cli.ports import free_port_block
 from serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
 from serving.router.topology import Topology, local_topology
-from tests.conftest import until, wait_ready
+from tests.conftest import until
 
 
 def topology_of(checkpoint: Path) -> Topology:
@@ -30,9 +30,7 @@ def bad(report: dict[str, Any]) -> list[str]:
 
 def test_a_healthy_ring_has_no_bad_findings(bundles: Path, servers: Any, tmp_path: Path, capsys: Any) -> None:
     topology = topology_of(bundles / "own")
-    servers.hosts(topology, bundles / "own")
-    servers.router(topology, bundles / "own")
-    wait_ready(topology.router)
+    servers.ring(topology, bundles / "own")
     _, report = examined(topology, tmp_path, capsys)
     assert hops_of(report) == [
         ("router", "host-1"),

@@ -162,9 +162,7 @@ def test_prefixes_of_a_faulty_host_are_not_used_after_its_restart(
     bundle, lies = bundles / "scored", [True]
     lying("host-1", lambda: bool(lies))
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
-    hosts = servers.hosts(topology, bundle)
-    servers.router(topology, bundle)
-    wait_ready(topology.router)
+    hosts = servers.ring(topology, bundle)
     asked: dict[str, Any] = {"mode": "ar", "max_bytes": 12, "codec": "fp32", "seed": 5}
     with Client(topology.router) as client:
         until(lambda: cached(client.generate(TALE, **asked)))

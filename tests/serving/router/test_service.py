@@ -25,7 +25,7 @@ from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import InputError
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tls import Expiry, ending
-from tests.conftest import PATIENCE_S, until, wait_ready
+from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import Run
 from tests.stages.checkpoints import put_release
 
@@ -59,9 +59,7 @@ def test_the_router_is_live_at_once_and_ready_with_its_hosts(bundles: Path, serv
 def test_a_host_that_cannot_batch_has_a_warning(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_checks, "check_rows", lambda runner, part: part.index != 0)
     topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
-    servers.hosts(topology, bundles / "own")
-    servers.router(topology, bundles / "own")
-    wait_ready(topology.router)
+    servers.ring(topology, bundles / "own")
     with Client(topology.router) as client:
         assert [host.warning for host in client.status().hosts] == [ONE_AT_A_TIME, ""]
         monkeypatch.setattr(Expiry, "until_s", lambda expiry: 1 << 30)
@@ -71,9 +69,7 @@ def test_a_host_that_cannot_batch_has_a_warning(bundles: Path, servers: Any, mon
 
 def test_a_stopping_router_completes_requests_and_accepts_none(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
-    servers.hosts(topology, bundles / "own")
-    router = servers.router(topology, bundles / "own", drain_s=60.0)
-    wait_ready(topology.router)
+    router = servers.ring(topology, bundles / "own", drain_s=60.0)["router"]
 
     def refused() -> RouterError | None:
         try:

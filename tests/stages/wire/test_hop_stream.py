@@ -169,14 +169,12 @@ async def test_the_next_hop_after_a_broken_stream_opens_a_new_one(how: str) -> N
 
     class Breaking(Answering):
         async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
-            self.streams += 1
-            async for batch in batches:
-                self.batches.append(batch)
+            async for ack in super().Push(batches, context):
                 if self.streams < 3 and how == "abort":
                     await context.abort(grpc.StatusCode.CANCELLED, "going down")
                 if self.streams < 3:
                     return
-                yield stage_pb2.Ack(number=batch.number)
+                yield ack
 
     async with relay_to(Breaking(take)) as (service, relay):
         for i, name in enumerate("abcd"):

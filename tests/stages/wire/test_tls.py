@@ -42,7 +42,7 @@ def tokyo(pki: Any) -> Tls:
     [
         (lambda a, _: (paris(a), Tls(tokyo(a).authority)), "if it still runs, it needs a certificate, as hosts do"),
         (lambda a, b: (paris(b), tokyo(a)), "from another authority than --tls-ca: give both sides the same"),
-        (lambda a, _: (a.expire(paris(a)), tokyo(a)), "presented a certificate that has expired: renew it there"),
+        (lambda a, _: (a.expire(paris(a)), tokyo(a)), "presented an expired certificate: check the clocks, or"),
         (lambda a, _: (paris(a, "10.8.0.1"), tokyo(a)), "for another address: make it again with --address"),
         (lambda a, _: (a.issue(CLIENT, "paris"), tokyo(a)), "presented a certificate not meant for servers"),
         (lambda a, _: (None, tokyo(a)), "does not speak TLS"),
