@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Tensor = Any  # in annotations
 
-# torch is imported only to look for a device: help and topologies know only names.
+# every command imports this file, so what takes long to import is imported where it is used
 
 AUTO = "auto"  # a GPU if one can compute the model, else the processor
 _NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
@@ -90,12 +88,14 @@ def processor() -> str:
     """The model of this machine's processor."""
     with suppress(OSError, IndexError):  # a system without that file, or without models in it
         return str(re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0])
-    return platform.processor() or platform.machine()
+    return os.uname().machine
 
 
 @cache  # hosts are asked for it every second
 def machine_kind(device: torch.device, threads: int) -> str:
     """A device with the software that computes on it: equal kinds compute the same bits."""
+    from importlib.metadata import version
+
     import torch
 
     where = device_kind(device)

@@ -231,8 +231,8 @@ class Tries:
         if path is not None and (not self.count or self.may_replay()):
             return path
         if now_s > (self.due_at if path else min(self.gives_up_at(since_s), self.due_at)):
-            waited_s = now_s - since_s
-            raise unavailable(f"{self._cause.message if self._cause else self.problem()} (waited {waited_s:.1f} s)")
+            problem = self._cause.message if self._cause else self.problem()
+            raise unavailable(f"{problem} (waited {now_s - since_s:.1f} s)")
         return None
 
     def _blame(self, attempt: Attempt, fault: stage_pb2.Fault, is_invalid: bool, now_s: float) -> None:

@@ -123,13 +123,13 @@ class Ring:
         """When a request that has looked for a path since `begin_s` gives up: later while hosts load their weights, and
         while machines that joined start again or are replaced."""
         record, hop_timeout_s = LinkRecord.read(self.run), self.settings.hop_timeout_s
-        is_short = bool(record.advice) or self.waiting > MAX_WAITING
+        return_s = hop_timeout_s if record.advice or self.waiting > MAX_WAITING else RETURN_S
 
         def of(link: HostLink) -> float:
             if link.lost_at is not None:
                 return max(link.lost_at, begin_s) + hop_timeout_s
             returns = record.proxy or (link.info is not None and not link.info.ready)
-            return begin_s + (RETURN_S if returns and not link.quarantined and not is_short else hop_timeout_s)
+            return begin_s + (return_s if returns and not link.quarantined else hop_timeout_s)
 
         return min((of(link) for link in self.links if link.problem), default=begin_s + hop_timeout_s)
 
@@ -267,10 +267,7 @@ class Ring:
         joined = bool(LinkRecord.read(self.run).proxy)
         remedy = "machines that joined replace it, or add one" if joined else "check that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
-        if joined or link.quarantined:
-            link.lost_at = None
-        elif link.lost_at is None:
-            link.lost_at = monotonic()
+        link.lost_at = None if joined or link.quarantined else link.lost_at or monotonic()
         if link.lost_at and link.entry.address.startswith("127.0.0.1:"):  # a host of `up`
             problem += " (if `up` started it: `onesweep down`, then the same `onesweep up` again)"
         if not link.problem:
