@@ -38,7 +38,7 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """:param stream: by default standard error, which leaves standard output to results."""
         self._stream, self._clock = stream or sys.stderr, clock
-        self._in_place, self._shown, self._step = self._stream.isatty() and os.environ.get("TERM") != "dumb", "", ""
+        self.in_place, self._shown, self._step = self._stream.isatty() and os.environ.get("TERM") != "dumb", "", ""
         self._begin, self._last, self._what, self._pause_s = clock(), -float("inf"), "", PAUSE_S
 
     def say(self, line: str) -> None:
@@ -55,11 +55,11 @@ class ProgressLine:
         self._step = step
         if what != self._what or share is not None:
             self._pause_s = PAUSE_S
-        if now - self._last < (TERMINAL_PAUSE_S if self._in_place else self._pause_s):
+        if now - self._last < (TERMINAL_PAUSE_S if self.in_place else self._pause_s):
             return
         self._last, self._what, self._pause_s = now, what, 2 * self._pause_s  # a repeated message is less and less news
         line = what + self._numbers(now - self._begin, share)
-        if self._in_place:
+        if self.in_place:
             # a wrapped line cannot be erased
             print(CLEAR + line[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
         elif line != self._shown:
@@ -68,7 +68,7 @@ class ProgressLine:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._in_place and self._shown:
+        if self.in_place and self._shown:
             print(CLEAR, end="", file=self._stream, flush=True)
         self._shown = ""
 

@@ -46,10 +46,6 @@ def prctl(option: int, value: int) -> None:
     system_call(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
-def node_address(index: int) -> str:
-    return f"10.77.0.{index + 1}"
-
-
 @contextlib.contextmanager
 def own_namespace() -> Iterator[int]:
     """A fresh network namespace for this thread during a `with` block; its descriptor stays open afterwards."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from ipaddress import ip_network
 from itertools import permutations
 from typing import NoReturn
 
@@ -18,10 +19,10 @@ from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
     HOME_ADDRESS,
     PR_SET_PDEATHSIG,
+    SUBNET,
     LabError,
     end_processes,
     make_home,
-    node_address,
     open_tun,
     own_namespace,
     prctl,
@@ -53,7 +54,7 @@ class LabProcess:
     def __init__(self, profile: Profile, hosts: int) -> None:
         self.profile = profile
         self.names = node_names(hosts)
-        self.addresses = [node_address(i) for i in range(len(self.names))]
+        self.addresses = [str(each) for each, _ in zip(ip_network(SUBNET).hosts(), self.names, strict=False)]
         self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0

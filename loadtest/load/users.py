@@ -53,12 +53,14 @@ class UserLog:
         self, number: int, status: str, output: bytes = b"", error: RouterError | RequestRefused | None = None
     ) -> LoadSample:
         case, begin_s = self.open.pop(number)
+        cause = error and error.__context__  # kept by Python although the client raises its errors `from None`
+        is_marked = isinstance(cause, grpc.RpcError) and STATUS_MARK in trailing_metadata(cause)
         sample = LoadSample(
             case,
             begin_s,
             time.perf_counter(),
             status,
-            own_status=error is not None and _own_status(error),
+            own_status=error is not None and not is_marked,  # else the router made it
             retry_after_ms=error.retry_after_ms if isinstance(error, RouterError) else None,
             message=str(error or ""),
             output=output.hex(),
@@ -128,12 +130,6 @@ def _measure_window(plan: LoadPlan, ledger: UserLog) -> Window:
     # keep the load on until the window's own requests have ended: else the last ones would run under less load
     _wait_until(lambda: all(begun_s >= end_s for _, begun_s in ledger.open.values()), plan.patience_s)
     return Window(begin_s, end_s, processor_s)
-
-
-def _own_status(error: RouterError | RequestRefused) -> bool:
-    """True if the user's own gRPC made the status, which then lacks the router's mark."""
-    cause = error.__context__  # kept by Python although the client raises its errors `from None`
-    return not (isinstance(cause, grpc.RpcError) and STATUS_MARK in trailing_metadata(cause))
 
 
 def _wait_until(check: Callable[[], bool], max_s: float = math.inf) -> None:

@@ -31,6 +31,7 @@ from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
 from stages.wire.links import KINDS, RELAYED, REVERSED
+from stages.wire.secret_files import state_directory
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment started elsewhere
@@ -168,9 +169,9 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
 
         def start(node: str, *words: object) -> None:
             command = network.command(node, [sys.executable, *MODULE, *map(str, words)])
-            environment = os.environ | {"XDG_STATE_HOME": str(directory / node)}
+            own = {"XDG_STATE_HOME": str(directory / node), "ONESWEEP_STATE": str(state_directory())}  # the caller's
             with (directory / f"{node}.log").open("wb") as log:
-                running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | own)
             stack.callback(process.wait)
             stack.callback(process.terminate)
 

@@ -16,6 +16,9 @@ os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # the system's: gRPC's own
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
+# Words of errors where the system has too little; importing torch's own classes would take a second.
+LACKS = re.compile("out of memory|allocate memory|map segment|new thread|Resource temporarily|Too many open files")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. An OnesweepError, or a failure to write output, ends it with one sentence and an exit code."""
@@ -55,11 +58,12 @@ def _run(arguments: list[str]) -> int:
             raise
         _say("onesweep: this command needs cryptography: pip install 'onesweep[tls]'")
         return InputError.exit_code
-    except (MemoryError, RuntimeError) as error:
-        # recognize torch's errors by their words: importing their classes takes a second, and few commands need torch
-        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
+        lack = LACKS.search("out of memory" if isinstance(error, MemoryError) else str(error))
+        if lack is None:
             raise
-        _say("onesweep: not enough memory: ask for less at once, or use a larger machine")
+        remedy = "ask for less at once, raise the limits that `ulimit -a` shows, or use a larger machine"
+        _say(f"onesweep: a limit of the system is reached ({lack[0]}): {remedy}")
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED_CODE

@@ -40,8 +40,8 @@ from stages.memory import with_large_pages
 from stages.progress import ProgressLine, ticking
 from stages.signals import LIFELINE_VARIABLE, STOP_REQUESTED, deferred, on_signal
 from stages.wire.channel import DRAIN_S, parse_address
-from stages.wire.secret_files import check_private, file_lock, make_state_directory, state_directory
-from stages.wire.tokens import own_token_path
+from stages.wire.secret_files import file_lock, make_state_directory, state_directory
+from stages.wire.tokens import own_token_paths
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -50,7 +50,7 @@ POLL_S = 0.1
 READY_S, LOADED_BYTES_S, MIN_RUN_S = 60.0, 5e6, 5.0  # MIN_RUN_S: a router that ends sooner than this would end again
 LOG_LINES = 5
 NO_TOKEN = "not ready; only callers with a token see why"
-SILENT = "it accepts connections but does not answer"
+SILENT = "it does not answer"
 NO_HOLDER = "are on no machine: invite one with"  # ends advice about blocks: waiting does not help there
 # Turns a process's name and command into the command that runs it in its place.
 Place = Callable[[str, list[str]], list[str]]
@@ -168,7 +168,7 @@ class Deployment:
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
         addresses = (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen)))
-        for path in (*map(own_token_path, addresses), self.directory / RECORD):
+        for path in (*own_token_paths(*addresses), self.directory / RECORD):
             with contextlib.suppress(OSError):  # on a read-only disk they stay, and say nothing without the processes
                 path.unlink(missing_ok=True)
 
@@ -201,7 +201,7 @@ class Deployment:
             process = psutil.Process(self.processes[name])
             command = process.cmdline()
             # empty at the moment of its start, and for a process that ended without a wait for it
-            starting = not command and _runs(process)
+            starting = not command and process.exe() != "" and _runs(process)  # a thread of the kernel has no file
             # words that place a process may precede them
             is_ours = any(command[i : i + len(MODULE)] in (MODULE, FORKED) for i in range(len(command)))
             if starting or (is_ours and name in command):
@@ -237,9 +237,7 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
 
 
 def find_deployment(directory: Path) -> Deployment | None:
-    """The deployment that runs from `directory`, if any; removes the remains of dead ones. Raises ServiceError if
-    another user could have written the record."""
-    check_private(directory)
+    """The deployment that runs from `directory`, if any; removes the remains of dead ones."""
     try:
         processes, topology = recorded(directory), read_topology(directory / TOPOLOGY)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
@@ -252,8 +250,7 @@ def find_deployment(directory: Path) -> Deployment | None:
 
 
 def running_deployments() -> list[Deployment]:
-    """This user's deployments on this machine. Raises ServiceError as `find_deployment` does."""
-    check_private(state_directory())
+    """This user's deployments on this machine. Raises OnesweepError as `state_directory` does."""
     # for another user's directory this finds none, where `Path.glob` raises
     records = sorted(glob.glob(f"*/{RECORD}", root_dir=state_directory()))
     found = (find_deployment((state_directory() / record).parent) for record in records)
@@ -264,7 +261,8 @@ def deployment_here(router: str | None = None) -> Deployment | None:
     """The deployment of a router, else the only one, if any. Raises OnesweepError if several run."""
     running = running_deployments()
     if router is not None:
-        return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
+        there = [path.with_suffix("") for path in own_token_paths(router)]
+        return next((each for each in running if each.directory in there), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
         raise InputError(f"several routers are up: name one with --router (for doctor: --topology): {names}")
@@ -280,7 +278,7 @@ def new_directory(topology: Topology) -> Path:
                 f"a deployment is already up (router {other.topology.router}, in {other.directory}): `onesweep down` "
                 "stops it; for a second one give another --port, or a topology with other addresses"
             )
-    return own_token_path(topology.router).with_suffix("")
+    return own_token_paths(topology.router)[0].with_suffix("")
 
 
 @contextlib.contextmanager

@@ -80,9 +80,8 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             elif NO_HOLDER in why or is_lost:
                 raise ServiceError(f"the router at {client.address} cannot answer requests now: {why}")
             elif reason == SILENT:
-                remedy = "it hangs, or another program uses its port: see what listens there, and restart it"
-                silence = f"accepts connections but does not answer in {max(max_s, answer_s):g} s"
-                raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
+                why = "the router's machine or name server is out of reach, another program has its port, or it hangs"
+                raise ServiceError(f"no answer from {client.address} in {max(max_s, answer_s):g} s: {why}")
             else:
                 return
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import re
 import socket
 import sys
@@ -24,7 +23,7 @@ from stages.signals import ends_at_once, run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
 from stages.wire.channel import parse_address
 from stages.wire.links import LinkProxy, MachineLinks, check_machine
-from stages.wire.secret_files import check_private, exclusive, make_private_directory, state_directory
+from stages.wire.secret_files import exclusive, make_private_directory, state_directory, state_home
 from stages.wire.status import StatusError
 from stages.wire.tls import Security
 
@@ -33,11 +32,6 @@ if TYPE_CHECKING:
 
 ADDRESSES_NAME, DOING_NAME = "addresses.json", "doing.json"
 MAX_NAMESAKES = 32  # most machines of one person on one computer
-
-
-def state_home() -> Path:
-    """The directory of runs and of places in them, which survives a restart of the computer."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "onesweep"
 
 
 def run_directory() -> Path:
@@ -56,7 +50,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def serving_here() -> dict[str, str]:
     """The current step of this machine's `onesweep serve`, and its router's address; empty if none runs."""
-    with contextlib.suppress(OSError, ValueError, LookupError, RuntimeError):  # of a user without a home
+    with contextlib.suppress(OSError, ValueError, LookupError, InputError):  # of a user without a home
         record = dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
         if start_ticks(record["process"]) == record["began"]:  # not another process with that id
             return record
@@ -95,7 +89,7 @@ def run_join(options: argparse.Namespace) -> int:
     from stages.wire.tickets import Ticket
 
     # refuse early, while the ticket is unused
-    check_private(state_directory())
+    state_directory()
     if options.device not in (None, AUTO):
         check_device(options.device)
     if options.model is not None:

@@ -8,7 +8,6 @@ import glob
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import sys
@@ -28,6 +27,7 @@ from stages.errors import CheckpointError, InputError, MissingCheckpoint, Servic
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
 from stages.signals import ends_at_once, ends_cleanly
+from stages.wire.secret_files import user_directory
 
 if TYPE_CHECKING:
     from stages.host.plan import HostPlan
@@ -148,7 +148,7 @@ def find_checkpoint(
     check_model(options)
     model: Path = options.model
     if (plan := plan_of(model)) is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
+        cache = user_directory("XDG_CACHE_HOME", ".cache")
         model = import_once(cache, model, blocks, options.context, options.weights, progress, hosts)
         plan = plan_host(model, (0,))
     return model.resolve(), plan

@@ -31,10 +31,10 @@ from stages.errors import InputError, Interrupted, OnesweepError
 from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
-from stages.signals import ends_at_once, ends_cleanly
+from stages.signals import ends_at_once, ends_cleanly, run_until_signal
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import check_target, parse_address, use_link_proxy
-from stages.wire.secret_files import add_server_options, file_lock
+from stages.wire.secret_files import add_server_options, file_lock, state_directory
 from stages.wire.status import record_of
 from stages.wire.tls import Security, ending, security_of
 from stages.wire.tokens import read_tokens
@@ -120,12 +120,12 @@ def run_router(options: argparse.Namespace) -> int:
 
 def run_http(options: argparse.Namespace) -> int:
     check_framework("`onesweep http`")
-    from serving.gateway.app import serve
+    from serving.gateway.app import run_gateway
 
     options.router, _ = router_here(options.router)
     settings = from_flags(HttpSettings, options, seeing=from_flags(ObservabilitySettings, options))
     start_log(settings.seeing.log_format, "http")
-    serve(settings)
+    run_until_signal(partial(run_gateway, settings))
     return 0
 
 
@@ -196,7 +196,7 @@ def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
         if problem := served_here(options.router):
             raise NoDeployment(f"{problem}; Ctrl-C there stops it")
-        raise NoDeployment(f"no router of yours is up at {options.router}" if options.router else "nothing is up")
+        raise NoDeployment(f"nothing is up at {options.router or 'any port'} (ONESWEEP_STATE is {state_directory()})")
     count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
     print(f"stopped {count} of the router at {deployment.topology.router}")

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
 import grpc
@@ -158,7 +158,7 @@ class RouterConnection(ABC):
         return RouterError(f"{whose}{details or code.name}", code, retry_after_ms(metadata), request, reached)
 
 
-class Turns:
+class Turns(AbstractContextManager["Turns"]):
     """One request's turns at the routers, and the part of the answer handed out so far, from whichever router.
 
     As a context manager it is one call. A failed call ends the block without an exception and passes the turn on.
@@ -185,8 +185,6 @@ class Turns:
         """Return this turn, which from now on also ends `call`."""
         self._call = call
         return self
-
-    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if self._call is not None:

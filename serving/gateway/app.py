@@ -14,7 +14,6 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
 from stages.errors import InputError, OnesweepError, ServiceError, file_errors
-from stages.signals import RESERVED, descriptor_limit, free_descriptors, run_until_signal
+from stages.signals import RESERVED, descriptor_limit, free_descriptors
 from stages.telemetry.observability import Telemetry
 from stages.wire.channel import parse_address
 from stages.wire.secret_files import check_secret, stamp_of
@@ -94,11 +93,6 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
         await serving
     await client.close()
     await lookout.close()
-
-
-def serve(settings: HttpSettings) -> None:
-    """Run a gateway until it stops. Raises OnesweepError."""
-    run_until_signal(partial(run_gateway, settings))
 
 
 class OwnCertificate:

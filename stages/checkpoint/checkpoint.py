@@ -21,10 +21,11 @@ from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.errors import CheckpointError, file_errors, regular
 from stages.memory import require_memory
-from stages.model.architecture import PictureArchitecture
+from stages.model.architecture import Architecture, PictureArchitecture
 from stages.model.block import Block
 from stages.model.layers import CausalStage
-from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, on_meta_device
+from stages.model.llama import LlamaStage
+from stages.model.pipeline import ArModel, ArStage, PipelineStage, on_meta_device
 from stages.pictures.part import PicturePart
 from stages.wire.secret_files import file_lock
 
@@ -90,7 +91,8 @@ def new_part(manifest: Manifest, index: int) -> AnyPart:
             assert manifest.kind != "ar"
             return PicturePart(manifest.architecture, index, manifest.kind)
         if manifest.kind == "ar":
-            return new_stage(manifest.text_architecture, index)
+            a = manifest.text_architecture
+            return ArStage(a, index) if isinstance(a, Architecture) else LlamaStage(a, index)
         assert manifest.codes is not None
         return Block(manifest.own_architecture, index, manifest.codes)
 

@@ -69,11 +69,6 @@ def cache_bytes(layers: int, architecture: TextArchitecture, capacity: int) -> i
     return layers * 2 * capacity * architecture.kv_heads * architecture.head_dim * 4
 
 
-def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
-    """A stage of the architecture's family, with untrained weights."""
-    return ArStage(architecture, index) if isinstance(architecture, Architecture) else LlamaStage(architecture, index)
-
-
 # torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.
 class _SkipInitialisation(TorchFunctionMode):
     """Skips the functions that give new weights their first values."""

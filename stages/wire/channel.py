@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stages.errors import InputError, ServiceError
 from stages.wire.places import Places
-from stages.wire.secret_files import check_private, state_directory
+from stages.wire.secret_files import state_directory
 from stages.wire.status import (
     DEFAULT_RETRY_MS,
     Context,
@@ -281,7 +281,7 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     is in use.
     """
     host, port = check_listen(address, security)
-    check_private(state_directory())  # before the server lives, as its links look for tokens there
+    state_directory()  # checked before the server lives, as its links look for tokens there
     try:
         if security.tls is None:
             bound = server.add_insecure_port(address)

@@ -57,10 +57,11 @@ class Places(Interceptor):
         self._watching = asyncio.create_task(self._watch(server, port))
 
     async def _watch(self, server: grpc.aio.Server, port: int) -> None:
-        while await server.wait_for_termination(CHECK_S):
-            with suppress(OSError):  # no descriptor is left for the check
-                if max(len(self._callers), len(os.listdir(_DESCRIPTORS))) > self._kept:
-                    await self.make_room(port)
+        with suppress(asyncio.CancelledError):  # the task would keep it, and so the server, which then is never freed
+            while await server.wait_for_termination(CHECK_S):
+                with suppress(OSError):  # no descriptor is left for the check
+                    if max(len(self._callers), len(os.listdir(_DESCRIPTORS))) > self._kept:
+                        await self.make_room(port)
 
     async def make_room(self, port: int) -> None:
         """Close connections above seven eighths of the places, and forget callers that have left. Raises OSError."""

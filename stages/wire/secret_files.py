@@ -5,6 +5,7 @@ This module must not import gRPC: help must not wait for such a library."""
 import argparse
 import fcntl
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -41,10 +42,33 @@ def stamp_of(path: Path) -> FileStamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+def user_directory(variable: str, fallback: str) -> Path:
+    """The folder `onesweep` in $VARIABLE, else in `fallback` of the user's home. Raises InputError without a home."""
+    try:
+        return Path(os.environ.get(variable) or Path.home() / fallback) / "onesweep"
+    except RuntimeError:
+        raise InputError(f"this user has no home directory: set HOME, or {variable} to a directory") from None
+
+
+def state_home() -> Path:
+    """The directory of runs and of places in them. Raises InputError without a home."""
+    return user_directory("XDG_STATE_HOME", ".local/state")
+
+
 def state_directory() -> Path:
-    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user."""
-    named = os.environ.get("ONESWEEP_STATE")
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
+    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or this machine's in `state_home`.
+
+    Not $TMPDIR's, if there is a home: that differs between sessions, and systems remove old files there. Machines may
+    share a home, but neither ports nor process ids. Raises ServiceError if another user can enter it."""
+    if named := os.environ.get("ONESWEEP_STATE"):
+        directory = Path(named)
+    else:
+        try:
+            directory = state_home() / "up" / socket.gethostname().partition(".")[0]
+        except InputError:
+            directory = Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
+    check_private(directory)
+    return directory
 
 
 def check_private(directory: Path) -> None:

@@ -192,7 +192,8 @@ def ending(until_s: int) -> str:
     if not until_s or until_s > time.time() + LAST_DAYS * 86400:
         return ""
     day = datetime.fromtimestamp(until_s, UTC)
-    return f"its certificate ends on {day:%Y-%m-%d}: run `onesweep certs renew`, and copy it there"
+    remedy = "run `onesweep certs renew`, and copy it there (if the machine joined: restart `onesweep join` there)"
+    return f"its certificate ends on {day:%Y-%m-%d}: {remedy}"
 
 
 def check_authority(path: Path, raw: bytes) -> None:

@@ -19,7 +19,6 @@ from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
 from stages.wire.secret_files import (
     TOKEN_VARIABLE,
-    check_private,
     check_secret,
     make_state_directory,
     read_file,
@@ -229,25 +228,26 @@ def make_own_token(path: Path, *addresses: str) -> None:
     token = new_token()
     write_tokens(path, [Key(OWNER, token_hash(token), (ADMIN,))])
     make_state_directory(state_directory())
-    for address in addresses:
-        write_file(own_token_path(address), token.encode())
+    for path in own_token_paths(*addresses):
+        write_file(path, token.encode())
 
 
 def own_token(address: str) -> str:
     """The token that this user's deployment made for a server, or for several; empty if there is none.
 
-    Raises ServiceError if others could have written it.
+    Raises OnesweepError as `state_directory` does.
     """
     addresses = address.split(",")
     if not all(map(is_loopback, addresses)):
         return ""
-    check_private(state_directory())
     try:
-        found = {own_token_path(each).read_text(encoding="ascii") for each in addresses}
-    except OSError:
+        found = {next(filter(Path.is_file, own_token_paths(each))).read_text(encoding="ascii") for each in addresses}
+    except (OSError, StopIteration):
         return ""
     return found.pop() if len(found) == 1 else ""
 
 
-def own_token_path(address: str) -> Path:
-    return state_directory() / f"{address.replace('localhost', '127.0.0.1')}.token"
+def own_token_paths(*addresses: str) -> list[Path]:
+    """The files of a server's token at its addresses; localhost has two."""
+    dialled = [each.replace("localhost", ip) for each in addresses for ip in ("127.0.0.1", "[::1]")]
+    return [state_directory() / f"{each}.token" for each in dict.fromkeys(dialled)]

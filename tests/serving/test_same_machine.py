@@ -24,7 +24,7 @@ from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
-from stages.wire.tokens import Keyring, make_own_token, own_token, own_token_path
+from stages.wire.tokens import Keyring, make_own_token, own_token, own_token_paths
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import Run
 
@@ -74,7 +74,7 @@ def test_without_the_token_a_router_and_a_host_refuse_every_call(
         assert client.generate("The ", mode="ar", max_bytes=4).output_bytes == 4
         code, text, _ = onesweep("generate", "The ", "--mode", "ar", "--max-bytes", 4, "--router", topology.router)
         assert (code, onesweep("status", "--router", topology.router)[0], bool(text)) == (0, 0, True)
-        own_token_path(topology.router).unlink()
+        own_token_paths(topology.router)[0].unlink()
         assert onesweep("status", "--router", topology.router)[0] == 2
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     secrets = [*tokens.values(), *state.iterdir()]
@@ -124,6 +124,8 @@ def test_a_token_is_sent_to_two_routers_only_if_it_is_the_same(tmp_path: Path, s
     make_own_token(tmp_path / "other", "127.0.0.1:2")
     assert own_token(both) == ""
     assert own_token(f"{both},127.0.0.1:3") == ""
+    make_own_token(tmp_path / "sixth", "[::1]:6", "localhost:7")
+    assert own_token("[::1]:6") == own_token("localhost:6") == own_token("[::1]:7") != ""
     state.chmod(0o755)
     with pytest.raises(ServiceError, match="must belong to you, and nobody else may enter it"):
         own_token(both)

@@ -13,10 +13,10 @@ import grpc
 
 from stages.errors import Interrupted, RequestError, ServiceError
 from stages.wire.channel import open_blocking_channel
-from stages.wire.status import retry_after_ms, trailing_metadata
+from stages.wire.status import STATUS_MARK, retry_after_ms, trailing_metadata
 from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from stages.wire.tokens import token_metadata
-from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, checked, piece_of
+from trainer.rounds.transfer import FILE_GONE, PIECE_BYTES, DamagedError, IncomingFile, checked, piece_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ class RoundsClient:
         code, details = _status_of(error)
         if code in LEASE_ERRORS:
             raise LEASE_ERRORS[code](details)
-        if code is grpc.StatusCode.NOT_FOUND and "ask for the next order" in details:
+        if trailing_metadata(error).get(STATUS_MARK) == FILE_GONE:
             raise FileGoneError(details)
         if code in final or code not in RETRIABLE:
             raise ServiceError(self._sentence(code, details, "refuses"))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from stages.device import check_device
 from stages.errors import ConfigError, InputError, printable
-from stages.progress import aligned, counted
+from stages.progress import ProgressLine, aligned, counted
 from stages.settings import add_flags, from_flags, setting
 from stages.signals import ask_to_stop, ends_at_once, on_signal
 from stages.telemetry.observability import start_log
@@ -126,7 +126,7 @@ def run_status(options: argparse.Namespace) -> int:
         if settings.json:
             print(json.dumps(record_of(update)), flush=True)
         else:
-            show(lines_of(update), in_place=sys.stdout.isatty() and not settings.once)
+            show(lines_of(update), settings.once)
         if settings.once:
             break
     link.close()
@@ -281,8 +281,9 @@ def duration(seconds: float) -> str:
 HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def show(lines: Sequence[str], in_place: bool) -> None:
-    """Print one page of text; :param in_place: over the last page, on a terminal."""
+def show(lines: Sequence[str], once: bool) -> None:
+    """Print one page of text, on a terminal over the last page unless there is only one."""
+    in_place = ProgressLine(sys.stdout).in_place and not once
     text = framed(lines, shutil.get_terminal_size()) if in_place else "\n".join(lines) + "\n\n"
     print(text, end="", flush=True)
 

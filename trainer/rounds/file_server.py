@@ -20,7 +20,7 @@ from trainer.rounds.parts import FEATURES, FeatureFormat, reads_features, sends_
 from trainer.rounds.settings import MAX_MACHINES
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Update
-from trainer.rounds.transfer import IncomingFile, checked, file_of, size_of
+from trainer.rounds.transfer import FILE_GONE, IncomingFile, checked, file_of, size_of
 from trainer.v1 import rounds_pb2
 
 # Files kept of a part, by kind: a worker that fetches a version while the next one is made can finish.
@@ -77,7 +77,7 @@ class WeightServer:
 
 
 def _file_gone(name: str) -> StatusError:
-    return not_found(f"file {name[:80]!r} is gone: ask for the next order")
+    return not_found(f"file {name[:80]!r} is gone: ask for the next order", reason=FILE_GONE)
 
 
 class FeatureRelay:

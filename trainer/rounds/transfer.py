@@ -15,6 +15,7 @@ from trainer.v1 import rounds_pb2
 PIECE_BYTES = 256 << 10
 MAX_FILE_BYTES = 1 << 36
 DIGEST_BYTES = 32
+FILE_GONE = "file_gone"  # a refusal's reason: a worker then asks for its next order
 
 
 class DamagedError(RequestError):

@@ -130,7 +130,7 @@ async def test_each_quarantine_of_a_host_is_longer(topology: Topology) -> None:
             assert link.problem == ""
 
 
-async def test_a_silent_host_is_lost_unless_the_router_was_suspended(tmp_path: Path) -> None:
+async def test_a_silent_host_is_lost_and_awaited_for_longer_where_it_may_return(tmp_path: Path) -> None:
     now = [100.0]
     entry = HostEntry("frozen", "127.0.0.1:1", (0,), "127.0.0.1:1")
     with clock.replaced(lambda: now[0]):
@@ -141,30 +141,21 @@ async def test_a_silent_host_is_lost_unless_the_router_was_suspended(tmp_path: P
             ring.look()
             assert (bool(link.problem), link.lost_at is not None) == (lost, lost)
     assert "is lost (it has been silent for 2.2 s)" in link.problem
-    ring.run = tmp_path  # with certificates
+    assert [ring.gives_up_at(begin_s) for begin_s in (100.0, 104.0)] == pytest.approx([107.2, 109.0])
+    ring.run, record = tmp_path, tmp_path / LINKS_NAME  # with certificates
     ring._lose(link, "it closed the connection")
     assert "check that it runs" in link.problem
     assert link.lost_at is not None
-    (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # with machines that joined
+    record.write_text('{"proxy": "127.0.0.1:2"}')  # with machines that joined
     ring._lose(link, "it closed the connection")
     assert link.problem.endswith("(it closed the connection); machines that joined replace it, or add one")
-    assert link.lost_at is None
-
-
-async def test_a_request_waits_longer_for_hosts_that_come_back(tmp_path: Path) -> None:
-    ring, link, now = Ring(), HostLink(HostEntry("away", "127.0.0.1:1", (0,), "127.0.0.1:1"), 5.0), [100.0]
-    ring.links = [link]
-    with clock.replaced(lambda: now[0]):
-        ring._lose(link, "it closed the connection")
-    assert [ring.gives_up_at(begin_s) for begin_s in (90.0, 100.0, 104.0)] == [105.0, 105.0, 109.0]
-    link.info, link.lost_at = stage_pb2.DescribeResponse(not_ready_reason="loading weights"), None
+    assert (link.lost_at, ring.gives_up_at(100.0)) == (None, 100.0 + RETURN_S)
+    record.write_text('{"proxy": "127.0.0.1:2", "advice": ["block 0 is on no machine"]}')
+    assert ring.gives_up_at(100.0) == 105.0
+    ring.run, link.info = None, stage_pb2.DescribeResponse(not_ready_reason="loading weights")
     assert ring.gives_up_at(100.0) == 100.0 + RETURN_S
     ring.waiting = MAX_WAITING + 1
     assert ring.gives_up_at(100.0) == 105.0
-    ring.run, ring.waiting, link.info = tmp_path, 0, None
-    for written, wait_s in (("", 5.0), ('{"proxy": "a:2"}', RETURN_S), ('{"proxy": "a:2", "advice": ["b"]}', 5.0)):
-        (tmp_path / LINKS_NAME).write_text(written)
-        assert ring.gives_up_at(100.0) == 100.0 + wait_s
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -24,7 +24,7 @@ from stages.backends import runner_checks
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import InputError
 from stages.wire.channel import open_blocking_channel
-from stages.wire.tls import Expiry
+from stages.wire.tls import Expiry, ending
 from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.conftest import Run
 from tests.stages.checkpoints import put_release
@@ -65,7 +65,7 @@ def test_a_host_that_cannot_batch_has_a_warning(bundles: Path, servers: Any, mon
     with Client(topology.router) as client:
         assert [host.warning for host in client.status().hosts] == [ONE_AT_A_TIME, ""]
         monkeypatch.setattr(Expiry, "until_s", lambda expiry: 1 << 30)
-        ends = "its certificate ends on 2004-01-10: run `onesweep certs renew`, and copy it there"
+        ends = ending(1 << 30)
         until(lambda: [host.warning for host in client.status().hosts] == [f"{ends}; {ONE_AT_A_TIME}", ends])
 
 

@@ -176,5 +176,6 @@ def test_the_expiry_of_a_renewed_certificate_is_read_again(new_pki: Callable[[st
     renewed = pki.issue("host", "paris", force=True)
     assert expiry.until_s() == renewed.read().certificate.until.timestamp() >= first
     assert Expiry(None).until_s() == 0
-    assert f"its certificate ends on {tls.read().certificate.until:%Y-%m-%d}: run `onesweep" in ending(first)
+    assert f"its certificate ends on {tls.read().certificate.until:%Y-%m-%d}: run `onesweep certs" in ending(first)
+    assert "restart `onesweep join`" in ending(first), "such a machine renews its own, and its key is not here"
     assert ending(first + 3 * 86400) == ending(0) == ""

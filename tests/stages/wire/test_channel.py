@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,17 @@ async def test_a_server_checks_its_connections_periodically(monkeypatch: pytest.
         reader, _ = await asyncio.open_connection("127.0.0.1", port)
         # the timeout of the handshake comes later
         assert b"timeout" not in await asyncio.wait_for(reader.read(), PATIENCE_S)
+
+
+def test_a_server_is_freed_with_its_loop() -> None:
+    async def serve() -> weakref.ref[Places]:
+        bind(server := new_server(), "127.0.0.1:0")
+        await asyncio.sleep(0)  # its connections are watched, until the loop cancels that
+        return weakref.ref(channel._PLACES[server])
+
+    watching = asyncio.run(serve())
+    gc.collect()
+    assert watching() is None, "a server that is freed at the interpreter's exit prints an error without words"
 
 
 async def test_the_oldest_connections_without_a_call_are_closed_first() -> None:

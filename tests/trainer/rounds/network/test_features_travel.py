@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,9 +17,10 @@ from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
+from trainer.rounds.client import FileGoneError
 from trainer.rounds.service import STORE
 from trainer.rounds.store import audit
-from trainer.rounds.transfer import piece_of
+from trainer.rounds.transfer import file_of, piece_of
 from trainer.v1 import rounds_pb2
 
 # Two parts with a worker each, three rounds of two steps.
@@ -91,7 +93,7 @@ def test_workers_that_take_over_train_the_whole_round(network: Start) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None:
+def test_a_restarted_coordinator_keeps_received_features(network: Start, tmp_path: Path) -> None:
     net = network(scorer)
     first = net.join("first", part=0)
 
@@ -113,6 +115,8 @@ def test_a_restarted_coordinator_keeps_received_features(network: Start) -> None
     fetch = rounds_pb2.FetchRequest(worker="second", lease=second.lease, name="features-0", offset=50)
     piece = next(iter(net.stub.Fetch(fetch, timeout=PATIENCE_S)))
     assert (piece.offset, piece.data) == (50, made[50:])
+    with pytest.raises(FileGoneError):
+        net.link().fetch(file_of(b"dropped", "p-0"), "second", second.lease, tmp_path / "p-0")
 
 
 @pytest.mark.parametrize(

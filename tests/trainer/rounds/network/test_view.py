@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.commands import framed, lines_of
+from trainer.rounds.commands import framed, lines_of, show
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 
@@ -69,10 +69,14 @@ def test_names_cannot_contain_terminal_commands() -> None:
     assert last.isprintable()
 
 
-def test_the_terminal_is_redrawn_in_place() -> None:
+def test_the_terminal_is_redrawn_in_place(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert framed(["a" * 30, "b", "c", "d"], os.terminal_size((5, 4))) == (
         "\x1b[Haaaaa\x1b[K\nb\x1b[K\n... 2\x1b[K\n\x1b[J"
     )  # the last line stays free, else the terminal would scroll
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    show(["a", "b"], once=False)
+    assert capsys.readouterr().out == "a\nb\n\n"
 
 
 # Watching a run whose coordinator goes away: it is looked for again, and the outcome is shown.
