@@ -127,8 +127,8 @@ class HostLink:
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.update(info)
         self.lost_at = None
-        if not info.ready and not (self.held and all(each.problem for each in info.links)):  # else it waits for others
-            self.returning_at = monotonic()
+        if not info.ready and not (self.held and info.links and all(each.problem for each in info.links)):
+            self.returning_at = monotonic()  # a host that waits for the next one does not return by itself
         clock = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.warnings = (clock, ending(info.certificate_until_s), ONE_AT_A_TIME if info.one_at_a_time else "")
         self.update_prefixes(info.prefixes)
