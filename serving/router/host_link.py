@@ -58,6 +58,7 @@ class HostLink:
         self.problem = f"host {entry.name} at {entry.address} has not been reached yet"
         # When it stopped answering, by the monotonic clock, if no joining machine takes its place; None: it answers.
         self.lost_at: float | None = None
+        self.returning_at = -math.inf  # when it last reported that it loads its weights, or stops to start again
         self.warnings: tuple[str, ...] = ()  # to fix while requests still use the host; empty where all is well
         # The finding of an audit, and the monotonic time until which the host gets no work.
         self.quarantined, self.quarantined_until = "", 0.0
@@ -126,6 +127,8 @@ class HostLink:
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.update(info)
         self.lost_at = None
+        if not info.ready and not (self.held and info.links and all(each.problem for each in info.links)):
+            self.returning_at = monotonic()  # a host that waits for the next one does not return by itself
         clock = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.warnings = (clock, ending(info.certificate_until_s), ONE_AT_A_TIME if info.one_at_a_time else "")
         self.update_prefixes(info.prefixes)

@@ -43,7 +43,6 @@ DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a ho
 WATCH_S = 0.2
 # Longest wait for hosts that come back: others take the blocks of a machine that joined after a minute, then load them.
 RETURN_S = 90.0
-MAX_WAITING = 1000  # Requests that wait so long at once; further ones wait as for any host.
 # Added to the longest wait of an audit: calls to a host that is taken out should still get their answers.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
@@ -62,12 +61,14 @@ class Ring:
         owner: str = "",
         findings: Path | None = None,
         run: Path | None = None,
+        max_waiting: int = 32,
     ) -> None:
         """:param verifier: decides when hosts disagree.
         :param owner: the router's name in its certificate: hosts let it subscribe under that name only.
         :param findings: file of audits' findings; None: they end with this process.
-        :param run: directory of certificates, which also records links if machines joined."""
-        self.settings, self.owner, self.run = settings or RingSettings(), owner, run
+        :param run: directory of certificates, which also records links if machines joined.
+        :param max_waiting: requests that may wait up to RETURN_S at once before they begin: each holds a place."""
+        self.settings, self.owner, self.run, self.max_waiting = settings or RingSettings(), owner, run, max_waiting
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
         self._looked_at = monotonic()
@@ -119,17 +120,18 @@ class Ring:
             link.relay.wake()
         return attempt
 
-    def gives_up_at(self, begin_s: float) -> float:
-        """When a request that has looked for a path since `begin_s` gives up: later while hosts load their weights, and
-        while machines that joined start again or are replaced."""
+    def gives_up_at(self, begin_s: float, most_s: float = RETURN_S) -> float:
+        """When a request that has looked for a path since `begin_s` gives up: later, by `most_s` at most, while hosts
+        load their weights, and while machines that joined start again or are replaced."""
         record, hop_timeout_s = LinkRecord.read(self.run), self.settings.hop_timeout_s
-        return_s = hop_timeout_s if record.advice or self.waiting > MAX_WAITING else RETURN_S
+        back_at = math.inf if record.proxy else max((link.returning_at for link in self.links), default=-math.inf)
+        most_s = hop_timeout_s if record.advice else max(most_s, hop_timeout_s)
 
         def of(link: HostLink) -> float:
             if link.lost_at is not None:
                 return max(link.lost_at, begin_s) + hop_timeout_s
-            returns = record.proxy or (link.info is not None and not link.info.ready)
-            return begin_s + (return_s if returns and not link.quarantined else hop_timeout_s)
+            # a host that waits for the next one notices a moment later that it is back
+            return min(max(back_at, begin_s) + hop_timeout_s, begin_s + (hop_timeout_s if link.quarantined else most_s))
 
         return min((of(link) for link in self.links if link.problem), default=begin_s + hop_timeout_s)
 
@@ -335,8 +337,8 @@ class RingView:
         self.ring.waiting += 1
         try:
             while problem := self.problem:
-                now_s = monotonic()
-                if now_s >= min(self.ring.gives_up_at(begin_s), due_at - RETRY_S):
+                now_s, most_s = monotonic(), RETURN_S if self.ring.waiting <= self.ring.max_waiting else 0.0
+                if now_s >= min(self.ring.gives_up_at(begin_s, most_s), due_at - 2 * RETRY_S):
                     raise unavailable(f"{problem} (waited {now_s - begin_s:.1f} s)")
                 await asyncio.sleep(RETRY_S)
         finally:

@@ -63,7 +63,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    ring = Ring(settings.ring, verifier, security, name, findings=findings, run=settings.topology.certificates)
+    run, half = settings.topology.certificates, (settings.admission.request_limit + 1) // 2
+    ring = Ring(settings.ring, verifier, security, name, findings, run, max_waiting=half)
     read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
     first = first_release(ring, store, settings.checkpoint, read)
     if first.directory and find_bundle(first.directory).for_hosts:

@@ -85,7 +85,7 @@ def keeping(links: list[HostLink], after: str = "", **counts: int) -> str:
     return " ".join(link.entry.name for link in path)
 
 
-def test_hosts_with_a_cached_prefix_are_preferred() -> None:
+def test_hosts_with_a_cached_prefix_are_preferred_and_requests_alternate_between_equal_paths() -> None:
     assert keeping(even()) == "a x"
     assert keeping(even(), b=2, y=2) == "b y"
     assert keeping(even(), b=3, y=1, a=2, x=2) == "a x", "the path caches the prefixes of each of its hosts"
@@ -93,9 +93,6 @@ def test_hosts_with_a_cached_prefix_are_preferred() -> None:
     assert keeping(even(), b=3) == "a x", "one alone is of no use"
     assert keeping(even(), b=3, y=3, after="a") == "a x", "prefixes from another host are not looked up"
     assert keeping(even(), b=2, y=2, x=3, after="b") == "b x"
-
-
-def test_requests_alternate_between_equal_paths() -> None:
     links, ways = even(), list[str | None]()
     for _ in range(4):
         ways.append(way := names(links))
@@ -104,7 +101,7 @@ def test_requests_alternate_between_equal_paths() -> None:
     assert ways == ["a x", "b y"] * 2
 
 
-def test_a_prefix_list_stands_until_the_next_version() -> None:
+def test_a_prefix_list_stands_until_the_next_version_and_the_description_of_a_host_is_bounded() -> None:
     (link, *_) = links = even()
     keeping(links, a=2)
     assert link.kept(PREFIXES) == 2
@@ -116,10 +113,6 @@ def test_a_prefix_list_stands_until_the_next_version() -> None:
     keeping(links, a=2)
     link.forget_prefixes()
     assert (link.kept(PREFIXES), link.prefix_version) == (0, 0)
-
-
-def test_the_description_of_a_host_is_bounded() -> None:
-    (link, *_) = even()
     link.update_prefixes(stage_pb2.PrefixList(version=7, digests=bytes(range(256)) * (1 << 15)))
     assert len(link.prefixes) <= MAX_LISTED
     before = link.info
@@ -129,14 +122,11 @@ def test_the_description_of_a_host_is_bounded() -> None:
     assert link.info is before
 
 
-def test_hosts_to_avoid_are_used_if_there_is_no_other() -> None:
+def test_hosts_to_avoid_are_used_if_there_is_no_other_and_a_failed_link_after_a_while() -> None:
     assert names(square(), ("a", "x")) == "b y"
     assert names(square(), ("a", "b", "x", "y")) == "a x"
     assert names(square()[:3], ("b",)) == "a x"
     assert names(even(), ("a", "a", "b", "x")) == "b y"
-
-
-def test_a_failed_link_is_avoided_for_a_while() -> None:
     suspects = Suspects()
     suspects.add("a", "x", now_s=100.0)
     assert names(square(), suspects=suspects.now(100.0)) == "b y"

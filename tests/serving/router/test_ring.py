@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from serving.cli.ports import free_port_block
 from serving.router.accounting import Account
 from serving.router.host_link import HostLink
-from serving.router.ring import MAX_WAITING, RETURN_S, Ring, RingView
+from serving.router.ring import RETURN_S, Ring, RingView
 from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages import clock
@@ -25,7 +27,7 @@ from stages.v1 import stage_pb2
 from stages.wire.auth import SERVICE
 from stages.wire.channel import new_server
 from stages.wire.link_quality import LINKS_NAME
-from stages.wire.status import MAX_PARTS
+from stages.wire.status import MAX_PARTS, StatusError
 from tests.conftest import eventually
 from tests.stages.hops import step
 
@@ -82,15 +84,6 @@ async def test_a_host_returns_under_another_name(topology: Topology) -> None:
         assert [link.entry.name for link in ring.links] == ["host-1-1", "host-2-1"]
 
 
-async def test_a_quarantined_host_that_registers_again_stays_quarantined(topology: Topology) -> None:
-    async with opened(topology) as ring:
-        ring.quarantine(ring.links[1], "it computed something else than two others")
-        ring.set_hosts(topology.hosts[:1])
-        ring.set_hosts(topology.hosts)
-        await eventually(lambda: "is quarantined: an audit found that it computed" in ring.links[1].problem)
-        assert ring.choose(next(iter(ring.links[0].held))) is None
-
-
 @pytest.mark.parametrize("count", [MAX_TOGETHER + 1, MAX_PARTS], ids=["more than one message", "endless"])
 async def test_a_host_that_floods_events_is_quarantined(count: int) -> None:
     asked, heard = list[bytes](), list[stage_pb2.Event]()
@@ -117,13 +110,15 @@ async def test_a_host_that_floods_events_is_quarantined(count: int) -> None:
         await server.stop(0)
 
 
-async def test_each_quarantine_of_a_host_is_longer(topology: Topology) -> None:
+async def test_each_quarantine_of_a_host_is_longer_and_outlasts_its_registration(topology: Topology) -> None:
     async with opened(topology) as ring:
-        link = ring.links[1]
         for hours in (1, 2, 4):
-            ring.quarantine(link, "it computed something else")
-            await link.describe()
-            assert f"it gets no work for {hours} h" in link.problem
+            ring.quarantine(ring.links[1], "it computed something else")
+            ring.set_hosts(topology.hosts[:1])
+            ring.set_hosts(topology.hosts)
+            await (link := ring.links[1]).describe()
+            assert link.problem.endswith(f"it gets no work for {hours} h")
+            assert ring.choose(next(iter(ring.links[0].held))) is None
             assert link.quarantined_until - time.monotonic() == pytest.approx(3600 * hours, abs=600)
             link.quarantined_until = time.monotonic()
             await link.describe()
@@ -152,10 +147,25 @@ async def test_a_silent_host_is_lost_and_awaited_for_longer_where_it_may_return(
     assert (link.lost_at, ring.gives_up_at(100.0)) == (None, 100.0 + RETURN_S)
     record.write_text('{"proxy": "127.0.0.1:2", "advice": ["block 0 is on no machine"]}')
     assert ring.gives_up_at(100.0) == 105.0
-    ring.run, link.info = None, stage_pb2.DescribeResponse(not_ready_reason="loading weights")
-    assert ring.gives_up_at(100.0) == 100.0 + RETURN_S
-    ring.waiting = MAX_WAITING + 1
-    assert ring.gives_up_at(100.0) == 105.0
+
+
+async def test_a_request_waits_for_a_host_that_loads_and_not_for_one_that_reaches_no_other() -> None:
+    ring, relay, now = Ring(max_waiting=0), SimpleNamespace(hop_timeout_s=5.0), [100.0]
+    ring.links = [link := HostLink(HostEntry("b", "127.0.0.1:1", (0,), "127.0.0.1:1"), 5.0, relay=cast("Any", relay))]
+    info = stage_pb2.DescribeResponse(blocks=[0], links=[stage_pb2.LinkInfo(problem="cannot be reached")])
+    relay.describe = AsyncMock(return_value=info)
+    with clock.replaced(lambda: now[-1]):
+        for at_s, gives_up_at in ((100.0, 105.0), (180.0, 185.0), (184.0, 185.0)):
+            now.append(at_s)
+            info.releases.extend([stage_pb2.Release(chain={"digest": "0"})] * (at_s == 184.0))  # loaded
+            await link.describe()
+            assert (ring.gives_up_at(100.0), ring.gives_up_at(100.0, 0.0)) == (gives_up_at, 105.0)
+        with pytest.raises(StatusError, match=r"\(waited 0.0 s\)"):  # there is time left to answer
+            await asyncio.wait_for(RingView(ring).usable(184.3), 5.0)
+    link.returning_at = 1e9
+    with clock.replaced(lambda: now.append(now[-1] + 6.0) or now[-1]), pytest.raises(StatusError, match="is not ready"):
+        await RingView(ring).usable()
+    assert now[-1] < 184.0 + RETURN_S, "others hold the places of those that wait longer"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
