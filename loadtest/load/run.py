@@ -44,7 +44,8 @@ def measure_load(settings: LoadSettings) -> BenchReport:
         for mode, users in product(modes, sorted(s.users)):
             echo(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
             results.append(run_load(s, texts, mode, users))
-            echo(run_line(results[-1]))
+            trouble = results[-1].metrics.counts.trouble + results[-1].metrics.outside.trouble
+            echo(f"{mode}, {_in_short(results[-1])}" + (f", {trouble} failed, lost or wrong" if trouble else ""))
     of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
     knees = [find_knee(each) for each in of_modes]
     notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
@@ -139,12 +140,6 @@ def run_notes(result: LoadResult) -> list[str]:
     if result.wrong:
         notes.append(f"wrong text: {result.wrong}")
     return notes
-
-
-def run_line(result: LoadResult) -> str:
-    """A run in a few words, printed before the remaining runs."""
-    trouble = result.metrics.counts.trouble + result.metrics.outside.trouble
-    return f"{result.mode}, {_in_short(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
 
 
 # Beyond the knee, p95 is more than SLOW_FACTOR times that of the fewest users, or more users give less than MIN_GROWTH

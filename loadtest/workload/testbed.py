@@ -118,25 +118,21 @@ class Testbed:
     deployment: Deployment | None = None  # None for a deployment found running
 
 
-def ring_topology(network: Network, checkpoint: Path) -> Topology:
-    """A ring of all hosts of the network in order. Raises InputError if there are more hosts than blocks."""
-    plain = local_topology(network.hosts, block_count(checkpoint), checkpoint, network.first_port + 1)
-    addresses = {host.name: network.address(host.name) for host in plain.hosts}
-    hosts = [replace(host, address=addresses[host.name], listen=addresses[host.name]) for host in plain.hosts]
-    return Topology(tuple(hosts), network.address(ROUTER), checkpoint)
-
-
 @contextlib.contextmanager
 def deployed(
     network: Network, checkpoint: Path, topology: Topology | None = None, *, second: str | None = None
 ) -> Iterator[Testbed]:
     """A ready deployment in a network during a `with` block.
 
-    :param topology: None = a ring. Its host i runs in the network's i-th host node, whatever its name.
+    :param topology: None = a ring of all hosts. Its host i runs in the network's i-th host node, whatever its name.
 
     Raises OnesweepError with the last log lines of a process that ended.
     """
-    topology = topology or ring_topology(network, checkpoint)
+    if topology is None:
+        plain = local_topology(network.hosts, block_count(checkpoint), checkpoint, network.first_port + 1)
+        addresses = {host.name: network.address(host.name) for host in plain.hosts}
+        hosts = [replace(host, address=addresses[host.name], listen=addresses[host.name]) for host in plain.hosts]
+        topology = Topology(tuple(hosts), network.address(ROUTER), checkpoint)
     nodes = dict(zip((host.name for host in topology.hosts), network.nodes[1:], strict=False))
     access = Access(topology.router, insecure=network.lab is not None)
     with (

@@ -61,14 +61,12 @@ class Ring:
         owner: str = "",
         findings: Path | None = None,
         run: Path | None = None,
-        max_waiting: int = 32,
     ) -> None:
         """:param verifier: decides when hosts disagree.
         :param owner: the router's name in its certificate: hosts let it subscribe under that name only.
         :param findings: file of audits' findings; None: they end with this process.
-        :param run: directory of certificates, which also records links if machines joined.
-        :param max_waiting: requests that may wait up to RETURN_S at once before they begin: each holds a place."""
-        self.settings, self.owner, self.run, self.max_waiting = settings or RingSettings(), owner, run, max_waiting
+        :param run: directory of certificates, which also records links if machines joined."""
+        self.settings, self.owner, self.run = settings or RingSettings(), owner, run
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
         self._looked_at = monotonic()
@@ -79,7 +77,8 @@ class Ring:
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
-        self.waiting = 0  # requests that wait for hosts before they begin
+        # Requests that wait for hosts before they begin, and how many may wait for up to RETURN_S: each holds a place.
+        self.waiting, self.max_waiting = 0, 32
         self.changes = 0  # counts events that may change the best path, or leave none
         self.counters = LinkTable()  # by name of the host
 

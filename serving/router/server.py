@@ -63,8 +63,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    run, half = settings.topology.certificates, (settings.admission.request_limit + 1) // 2
-    ring = Ring(settings.ring, verifier, security, name, findings, run, max_waiting=half)
+    ring = Ring(settings.ring, verifier, security, name, findings, settings.topology.certificates)
+    ring.max_waiting = (settings.admission.request_limit + 1) // 2
     read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
     first = first_release(ring, store, settings.checkpoint, read)
     if first.directory and find_bundle(first.directory).for_hosts:

@@ -9,7 +9,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stages.errors import InputError, OnesweepError, ServiceError, file_errors
@@ -60,13 +60,10 @@ def state_directory() -> Path:
 
     Not $TMPDIR's, if there is a home: that differs between sessions, and systems remove old files there. Machines may
     share a home, but neither ports nor process ids. Raises ServiceError if another user can enter it."""
-    if named := os.environ.get("ONESWEEP_STATE"):
-        directory = Path(named)
-    else:
-        try:
-            directory = state_home() / "up" / socket.gethostname().partition(".")[0]
-        except InputError:
-            directory = Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
+    named = os.environ.get("ONESWEEP_STATE")
+    directory = Path(named or f"{tempfile.gettempdir()}/onesweep-{os.getuid()}")
+    with suppress(InputError):  # of a user without a home
+        directory = directory if named else state_home() / "up" / socket.gethostname().partition(".")[0]
     check_private(directory)
     return directory
 

@@ -150,7 +150,7 @@ async def test_a_silent_host_is_lost_and_awaited_for_longer_where_it_may_return(
 
 
 async def test_a_request_waits_for_a_host_that_loads_and_not_for_one_that_reaches_no_other() -> None:
-    ring, relay, now = Ring(max_waiting=0), SimpleNamespace(hop_timeout_s=5.0), [100.0]
+    ring, relay, now = Ring(), SimpleNamespace(hop_timeout_s=5.0), [100.0]
     ring.links = [link := HostLink(HostEntry("b", "127.0.0.1:1", (0,), "127.0.0.1:1"), 5.0, relay=cast("Any", relay))]
     info = stage_pb2.DescribeResponse(blocks=[0], links=[stage_pb2.LinkInfo(problem="cannot be reached")])
     relay.describe = AsyncMock(return_value=info)
@@ -162,7 +162,7 @@ async def test_a_request_waits_for_a_host_that_loads_and_not_for_one_that_reache
             assert (ring.gives_up_at(100.0), ring.gives_up_at(100.0, 0.0)) == (gives_up_at, 105.0)
         with pytest.raises(StatusError, match=r"\(waited 0.0 s\)"):  # there is time left to answer
             await asyncio.wait_for(RingView(ring).usable(184.3), 5.0)
-    link.returning_at = 1e9
+    ring.max_waiting, link.returning_at = 0, 1e9
     with clock.replaced(lambda: now.append(now[-1] + 6.0) or now[-1]), pytest.raises(StatusError, match="is not ready"):
         await RingView(ring).usable()
     assert now[-1] < 184.0 + RETURN_S, "others hold the places of those that wait longer"
