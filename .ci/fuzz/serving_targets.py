@@ -109,8 +109,11 @@ def request() -> Target:
 
     modes, loop = [Served(name) for name in MODES], asyncio.new_event_loop()
 
-    validation.schema_problem = lambda schema: ""  # the check takes a process of its own for each
-    pools = validation.PromptPools()
+    class Pools(validation.PromptPools):
+        async def schema_problem(self, caller: str, schema: str) -> str:
+            return ""  # the check takes a process of its own for each
+
+    pools = Pools()
 
     async def taken(message: router_pb2.GenerateRequest, mode: Mode) -> None:
         generation = validation.check_request(message, mode, time.monotonic() + 60)

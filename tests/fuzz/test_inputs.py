@@ -59,7 +59,7 @@ def test_changes_reach_every_field_and_its_extremes() -> None:
     assert math.inf in temperatures
 
 
-@pytest.mark.parametrize("target", ["hop", "request", "http", "files"])
+@pytest.mark.parametrize("target", ["hop", "request", pytest.param("http", marks=pytest.mark.slow), "files"])
 def test_a_fuzz_target_accepts_its_seeds(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guided fuzzer starts from messages that the code accepts."""
     folder = Path(__file__).resolve().parents[2] / ".ci/fuzz"
