@@ -7,7 +7,6 @@ import fcntl
 import os
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,7 +60,7 @@ def state_directory() -> Path:
     Not $TMPDIR's, if there is a home: that differs between sessions, and systems remove old files there. Machines may
     share a home, but neither ports nor process ids. Raises ServiceError if another user can enter it."""
     named = os.environ.get("ONESWEEP_STATE")
-    directory = Path(named or f"{tempfile.gettempdir()}/onesweep-{os.getuid()}")
+    directory = Path(named or f"{os.environ.get('TMPDIR') or '/tmp'}/onesweep-{os.getuid()}")
     with suppress(InputError):  # of a user without a home
         directory = directory if named else state_home() / "up" / socket.gethostname().partition(".")[0]
     check_private(directory)
