@@ -206,7 +206,7 @@ class Turns(AbstractContextManager["Turns"]):
 
         Raises `error` if another router would not help, and RouterError if none is left.
         """
-        addresses, self.pause_s = self.client.addresses, 0.0
+        addresses, self.pause_s, self._old = self.client.addresses, 0.0, self._out.copy()
         if isinstance(error, RequestRefused):
             raise error from None
         wait_s = (error.retry_after_ms or 0) / 1000
@@ -230,7 +230,7 @@ class Turns(AbstractContextManager["Turns"]):
             raise (*answered, unreached)[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
-        self.at, self.moves, self._old = left[0], self.moves + (not self.pause_s), self._out.copy()
+        self.at, self.moves = left[0], self.moves + (not self.pause_s)
 
     def read(self, response: router_pb2.GenerateResponse) -> Iterator[bytes | Logprobs | router_pb2.Trip | Result]:
         """Yield new parts: logprobs before their text, a sweep, or the result, which comes last.
