@@ -1,7 +1,7 @@
 """The real parts of hosts and routers in schedules: tiny models, virtual time, and rules for every try."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha1
@@ -303,18 +303,18 @@ class WatchedRing(Ring):
             "takes a link that lost work a moment ago": targets
             and not begun_at
             and not others & (targets | tries.blamed)
-            and not self._lost_targets(other),
+            and not self._lost_targets(other, *self._unread.values()),  # the router may know of what was not read here
             "avoids a link that lost work long ago": self.place not in self.hit  # otherwise its clock may have jumped
             and any(self._suspect_until.get(pair, 0.0) + MAX_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
         }
         names = " - ".join(link.entry.name for link in path)
         self.problems += [f"{self.place} {what}, on {names}" for what, is_broken in rules.items() if is_broken]
 
-    def _lost_targets(self, path: HostPath) -> set[str]:
-        """Target addresses of a path's links that lost work a moment ago."""
+    def _lost_targets(self, path: HostPath, *more: Mapping[Pair, float]) -> set[str]:
+        """Target addresses of a path's links that lost work a moment ago; `more`: further links, and until when."""
         addresses = [link.entry.address for link in path]
         pairs = zip(addresses, addresses[1:] + addresses[:1], strict=True)
-        return {pair[1] for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()}
+        return {pair[1] for pair in pairs for lost in (self._lost_until, *more) if lost.get(pair, 0.0) > monotonic()}
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         seen = self.tries.get(event.session)
