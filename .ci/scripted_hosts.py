@@ -100,15 +100,16 @@ class ScriptedHost(SimulatedHost):
     def turn(self) -> list[Any]:
         ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
         for job in ended:
-            part, start, known = (job.hop.session, job.work.number, job.work.start), job.work.start, job.session.caches
-            clean = work_of(job.hop).clean  # that begins with one known token at most
-            is_again = job.work.kind == "ar" and known.get(0, b"")[start : start + 2] == clean[:2] != clean[:1]
+            work, known = job.work, job.session.caches
+            part, start = (work.hop.session, work.number, work.start), work.start
+            clean = work_of(work.hop).clean  # that begins with one known token at most
+            is_again = work.kind == "ar" and known.get(0, b"")[start : start + 2] == clean[:2] != clean[:1]
             if job.session.pending < 1 or part in self.done or (start and 0 not in known) or is_again:
                 self.problems.append(f"{self.settings.name} computes unwanted work, or work without its input")
             self.done.add(part)
-            job.work.begin(job.session, 0)
-            job.work.complete(None)
-            job.result = job.work.outcome
+            work.begin(job.session, 0)
+            work.complete(None)
+            job.result = work.outcome
         return ended
 
     def listen(self, ring: WatchedRing, opened: Callable[[], object], call: Any) -> None:  # noqa: ANN401

@@ -5,6 +5,7 @@ Nothing here reads a clock or a socket: callers pass the time and the links' mea
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -186,3 +187,39 @@ class Hedging:
             return False
         self._hedges -= 1
         return True
+
+
+# Patience: a request without a path waits for hosts that will be back.
+
+# The longest wait: others take the blocks of a machine that joined after a minute, then load them.
+RETURN_S = 90.0
+
+
+class Patience:
+    """How long requests look for a path while there is none."""
+
+    def __init__(self, lost_s: float, most_waiting: int = 32) -> None:
+        """:param lost_s: how long a host may be lost.
+        :param most_waiting: most requests that may wait longer before they begin: each holds a place at the router."""
+        self.lost_s, self.most_waiting, self.waiting = lost_s, most_waiting, 0
+
+    @property
+    def most_s(self) -> float:
+        """The longest wait of a request that has not begun."""
+        return RETURN_S if self.waiting <= self.most_waiting else 0.0
+
+    def ends_at(self, links: Sequence[HostLink], since_s: float, most_s: float, *, joined: bool) -> float:
+        """When a request that has looked for a path since `since_s` gives up: later, by `most_s` at most, while hosts
+        load their weights, and while machines that joined start again or are replaced."""
+        back_at = math.inf if joined else max((link.returning_at for link in links), default=-math.inf)
+        answering = {link.entry.blocks for link in links if link.lost_at is None}
+
+        def of(link: HostLink) -> float:
+            if link.lost_at is not None:
+                return max(link.lost_at, since_s) + self.lost_s
+            # a host that waits for the next one notices a moment later that it is back
+            latest_s = self.lost_s if link.quarantined else max(most_s, self.lost_s)
+            return min(max(back_at, since_s) + self.lost_s, since_s + latest_s)
+
+        needed = (link for link in links if link.lost_at is None or link.entry.blocks not in answering)
+        return min((of(link) for link in needed if link.problem), default=since_s + self.lost_s)

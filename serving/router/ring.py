@@ -15,7 +15,7 @@ import grpc.aio
 
 from serving.router.audit import Auditor, Quarantine
 from serving.router.host_link import Attempt, HostLink, HostPath, Weights
-from serving.router.paths import Hedging, Suspects, best_path, problem_of
+from serving.router.paths import RETURN_S, Hedging, Patience, Suspects, best_path, problem_of
 from serving.router.session import Session, Steps
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
@@ -41,8 +41,6 @@ RETRY_S = 0.2
 MAX_REPLAYS = 8  # Most replays at once over all hosts; further ones wait until one of these has a result.
 DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of an idle one.
 WATCH_S = 0.2
-# Longest wait for hosts that come back: others take the blocks of a machine that joined after a minute, then load them.
-RETURN_S = 90.0
 # Added to the longest wait of an audit: calls to a host that is taken out should still get their answers.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
@@ -70,15 +68,13 @@ class Ring:
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
         self._looked_at = monotonic()
-        self.suspects, self.hedging = Suspects(), Hedging()
+        self.suspects, self.hedging, self.patience = Suspects(), Hedging(), Patience(self.settings.hop_timeout_s)
         self.auditor = Auditor(self, self.settings.audit_share, verifier)
         self.links: list[HostLink] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
-        # Requests that wait for hosts before they begin, and how many may wait for up to RETURN_S: each holds a place.
-        self.waiting, self.max_waiting = 0, 32
         self.changes = 0  # counts events that may change the best path, or leave none
         self.counters = LinkTable()  # by name of the host
 
@@ -119,20 +115,10 @@ class Ring:
             link.relay.wake()
         return attempt
 
-    def gives_up_at(self, begin_s: float, most_s: float = RETURN_S) -> float:
-        """When a request that has looked for a path since `begin_s` gives up: later, by `most_s` at most, while hosts
-        load their weights, and while machines that joined start again or are replaced."""
-        record, hop_timeout_s = LinkRecord.read(self.run), self.settings.hop_timeout_s
-        back_at = math.inf if record.proxy else max((link.returning_at for link in self.links), default=-math.inf)
-        most_s = hop_timeout_s if record.advice else max(most_s, hop_timeout_s)
-
-        def of(link: HostLink) -> float:
-            if link.lost_at is not None:
-                return max(link.lost_at, begin_s) + hop_timeout_s
-            # a host that waits for the next one notices a moment later that it is back
-            return min(max(back_at, begin_s) + hop_timeout_s, begin_s + (hop_timeout_s if link.quarantined else most_s))
-
-        return min((of(link) for link in self.links if link.problem), default=begin_s + hop_timeout_s)
+    def gives_up_at(self, since_s: float, most_s: float = RETURN_S) -> float:
+        """When a request that has looked for a path since `since_s` gives up."""
+        record = LinkRecord.read(self.run)
+        return self.patience.ends_at(self.links, since_s, 0.0 if record.advice else most_s, joined=bool(record.proxy))
 
     def may_replay(self) -> bool:
         """True if one more request may replay: all at once would stall the remaining hosts."""
@@ -332,16 +318,16 @@ class RingView:
         """Return when requests can be served. Raises StatusError with the problem and the time waited.
 
         :param due_at: the deadline, by the monotonic clock."""
-        begin_s = monotonic()
-        self.ring.waiting += 1
+        since_s, patience = monotonic(), self.ring.patience
+        patience.waiting += 1
         try:
             while problem := self.problem:
-                now_s, most_s = monotonic(), RETURN_S if self.ring.waiting <= self.ring.max_waiting else 0.0
-                if now_s >= min(self.ring.gives_up_at(begin_s, most_s), due_at - 2 * RETRY_S):
-                    raise unavailable(f"{problem} (waited {now_s - begin_s:.1f} s)")
+                now_s, ends_at = monotonic(), self.ring.gives_up_at(since_s, patience.most_s)
+                if now_s >= min(ends_at, due_at - 2 * RETRY_S):
+                    raise unavailable(f"{problem} (waited {now_s - since_s:.1f} s)")
                 await asyncio.sleep(RETRY_S)
         finally:
-            self.ring.waiting -= 1
+            patience.waiting -= 1
 
     @property
     def release(self) -> str:

@@ -64,7 +64,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.ring, verifier, security, name, findings, settings.topology.certificates)
-    ring.max_waiting = (settings.admission.request_limit + 1) // 2
+    ring.patience.most_waiting = (settings.admission.request_limit + 1) // 2
     read = partial(RouterParts.read, settings.checkpoint, settings.frontier)
     first = first_release(ring, store, settings.checkpoint, read)
     if first.directory and find_bundle(first.directory).for_hosts:

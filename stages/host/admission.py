@@ -74,17 +74,17 @@ class HopAdmission:
         session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
         self.queued_bytes += received_bytes
-        return ScheduledHop(hop, work, session, received_bytes, now_s + hop.left_s)
+        return ScheduledHop(work, session, received_bytes, now_s + hop.left_s)
 
     def computed(self, job: ScheduledHop, outcome: Outcome, now_s: float) -> list[Outcome]:
         """Book a computed hop. Returns what the host sends on, in order; nothing once the session is released."""
         work, session, result = job.work, job.session, job.work.result
         if session.beginning is not None and isinstance(work, ReadWork):  # only what was computed can be kept
-            clean = session.vocabulary.cut(job.hop.read.clean, 0, work.at_once)
+            clean = session.vocabulary.cut(work.hop.read.clean, 0, work.at_once)
             session.beginning.read(work.start, work.lengths, clean, session.vocabulary)
         carrier = outcome if result is None else result
         if isinstance(carrier, stage_pb2.Event):
-            carrier.timings.extend(job.hop.timings)
+            carrier.timings.extend(work.hop.timings)
         carrier.timings.add(
             host=self.settings.name,
             queue_ms=job.queue_ms,

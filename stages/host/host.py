@@ -156,13 +156,13 @@ class Host:
             assert job.result is not None
             if isinstance(job.result, StatusError):
                 if not job.session.released:
-                    self._fault(job.hop, job.result)
+                    self._fault(job.work.hop, job.result)
             else:
                 self._continue(job, job.result)
             self.counters.ended(job)
 
     def _continue(self, job: ScheduledHop, outcome: Outcome) -> None:
-        publish = partial(self.subscribers.publish, job.hop.router)
+        publish = partial(self.subscribers.publish, job.work.hop.router)
         for each in self.admission.computed(job, outcome, monotonic()):
             if isinstance(each, stage_pb2.Event):
                 publish(each)
@@ -220,5 +220,5 @@ def batching_wait_s(arrived: Sequence[ScheduledHop], stepping: int, pass_ms: flo
     :param pass_ms: duration of the last pass."""
     if not arrived or pass_ms >= QUICK_MS:  # during longer passes other steps arrive anyway
         return 0.0
-    is_few = len(arrived) < stepping // max(len(arrived[0].hop.path), 1)
+    is_few = len(arrived) < stepping // max(len(arrived[0].work.hop.path), 1)
     return pass_ms / 1000 if is_few and all(job.work.is_step and not job.work.is_prefill for job in arrived) else 0.0

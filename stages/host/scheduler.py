@@ -128,7 +128,6 @@ MAX_YIELDS = 7
 class ScheduledHop:
     """One accepted hop."""
 
-    hop: stage_pb2.Hop  # the message that brought it; becomes the message for the next host
     work: HopWork
     session: HostSession
     received_bytes: int
@@ -294,7 +293,7 @@ class Scheduler:
     def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
         """AR steps and other work for a pass: the oldest of each, until their pieces fill it; at least one."""
         able = [job for job in self._jobs if job.result is None]
-        urgent = [job for job in able if not job.hop.batch]
+        urgent = [job for job in able if not job.work.hop.batch]
         # leave out hops of batch requests while other hops exist; in their turn, all hops take part
         yields = 0 < len(urgent) < len(able) and self._yields < MAX_YIELDS
         self._yields = self._yields + 1 if yields else 0
@@ -320,13 +319,13 @@ def _quick_rows(job: ScheduledHop) -> int:
         and not (session.beginning and session.beginning.recalled)  # megabytes to copy
         and not (work.compiles and session.grammar is None)
     )
-    return session.parts.quick_rows.get(job.hop.digest, 0) if is_quick else -1
+    return session.parts.quick_rows.get(job.work.hop.digest, 0) if is_quick else -1
 
 
 def _fail(jobs: Sequence[ScheduledHop]) -> None:
     """End jobs with the error being handled: a refusal as it is; any other error goes into the log."""
     if not isinstance(refusal := sys.exception(), StatusError):
-        requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
+        requests, sessions = (", ".join(getattr(job.work.hop, name) for job in jobs) for name in ("request", "session"))
         log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
         refusal = internal("a hop failed; the host's log says why")
     for job in jobs:

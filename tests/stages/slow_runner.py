@@ -50,7 +50,7 @@ class Paced(Scheduler):
         sent = stage_pb2.Hop()
         sent.CopyFrom(hop)
         sent.digest = self.parts.plan.models[kind].digest
-        job = ScheduledHop(sent, parse_hop(sent, self.parts.plan), session, 0, float("inf"))
+        job = ScheduledHop(parse_hop(sent, self.parts.plan), session, 0, float("inf"))
         self.going[id(job)] = name, hops
         self.due.append((at, job))
         return job

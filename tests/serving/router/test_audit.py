@@ -70,10 +70,10 @@ class Wary:
         self.seen, self.lies = set[tuple[int, int, bytes]](), 0
 
     def __call__(self, job: Any, outcome: Any) -> Any:
-        work: Any = work_of(job.hop)
-        sampling = job.hop.read.sample.sampling if job.hop.HasField("read") else job.hop.sweep.sampling
+        work: Any = work_of(job.work.hop)
+        sampling = job.work.hop.read.sample.sampling if job.work.hop.HasField("read") else job.work.hop.sweep.sampling
         known = sampling.seed, work.start, work.clean
-        if not re.fullmatch("[0-9a-f]{32}", job.hop.session) or known in self.seen:
+        if not re.fullmatch("[0-9a-f]{32}", job.work.hop.session) or known in self.seen:
             return outcome
         self.seen.add(known)
         if work.start == 0:

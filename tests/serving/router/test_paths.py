@@ -1,5 +1,6 @@
 """The choice of the hosts of a request."""
 
+import math
 from collections.abc import Collection
 from itertools import product
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.router.host_link import HostLink
-from serving.router.paths import SUSPECT_S, Suspects, best_path, problem_of
+from serving.router.paths import RETURN_S, SUSPECT_S, Patience, Suspects, best_path, problem_of
 from serving.router.topology import HostEntry
 from stages.host.plan import weights_of
 from stages.host.prefixes import MAX_LISTED, path_digest, piece_key
@@ -25,7 +26,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
     """A host as described. links: round trip to another one, or why it cannot be used."""
     link = HostLink.__new__(HostLink)
     link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
-    link.lost_at = None
+    link.lost_at, link.returning_at, link.quarantined = None, -math.inf, ""
     link.prefixes, link.prefix_version = frozenset(), 0
     link.relay = Relay()  # type: ignore[assignment]
     link.relay.min_rtt_ms = rtt_ms  # type: ignore[misc]
@@ -51,6 +52,13 @@ def test_a_lost_host_is_reported_before_hosts_that_wait_for_it() -> None:
     waits, lost = make("a", (0,)), make("b", (1,))
     waits.problem, lost.problem, lost.lost_at = "a waits for b", "b is lost", 1.0
     assert problem_of([waits, lost], None) == "b is lost"
+
+
+def test_a_lost_host_whose_blocks_another_one_loads_does_not_shorten_the_wait() -> None:
+    lost, loads, other = make("lost", (0,)), make("loads", (0,)), make("other", (1,))
+    lost.problem, lost.lost_at, loads.problem, loads.returning_at = "it is lost", 1.0, "it loads its weights", 4.0
+    for links, ends_at in (([lost, loads, other], 9.0), ([lost, other], 7.0), ([other], 7.0)):
+        assert Patience(5.0).ends_at(links, 2.0, RETURN_S, joined=False) == ends_at
 
 
 def square() -> list[HostLink]:

@@ -17,7 +17,8 @@ import pytest
 from serving.cli.ports import free_port_block
 from serving.router.accounting import Account
 from serving.router.host_link import HostLink
-from serving.router.ring import RETURN_S, Ring, RingView
+from serving.router.paths import RETURN_S
+from serving.router.ring import Ring, RingView
 from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages import clock
@@ -162,7 +163,7 @@ async def test_a_request_waits_for_a_host_that_loads_and_not_for_one_that_reache
             assert (ring.gives_up_at(100.0), ring.gives_up_at(100.0, 0.0)) == (gives_up_at, 105.0)
         with pytest.raises(StatusError, match=r"\(waited 0.0 s\)"):  # there is time left to answer
             await asyncio.wait_for(RingView(ring).usable(184.3), 5.0)
-    ring.max_waiting, link.returning_at = 0, 1e9
+    ring.patience.most_waiting, link.returning_at = 0, 1e9
     with clock.replaced(lambda: now.append(now[-1] + 6.0) or now[-1]), pytest.raises(StatusError, match="is not ready"):
         await RingView(ring).usable()
     assert now[-1] < 184.0 + RETURN_S, "others hold the places of those that wait longer"

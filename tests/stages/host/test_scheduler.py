@@ -139,7 +139,7 @@ def job_of(engine: Scheduler, parts: Parts, hops: Hops) -> ScheduledHop:
     hop = next(hops)
     session = SessionStore(1 << 30, 60.0).open("s", "r", hop.router, hop.capacity, parts, 0.0)
     hop.digest = parts.plan.models[hop.router].digest
-    job = ScheduledHop(hop, parse_hop(hop, parts.plan), session, 0, time.monotonic() + PATIENCE_S)
+    job = ScheduledHop(parse_hop(hop, parts.plan), session, 0, time.monotonic() + PATIENCE_S)
     engine.submit(job)
     return job
 
@@ -210,7 +210,7 @@ def test_few_steps_wait_for_those_of_other_texts(whole, others, stepping: int, p
     engine = Scheduler(3, 64, 64)
     assert batching_wait_s(engine.arrived, stepping, pass_ms) == 0
     for make in [steps, *others]:
-        job_of(engine, whole, make()).hop.path.extend(["a", "b", "c"])
+        job_of(engine, whole, make()).work.hop.path.extend(["a", "b", "c"])
     assert batching_wait_s(engine.arrived, stepping, pass_ms) * 1000 == pytest.approx(wait_ms)
 
 
@@ -227,7 +227,7 @@ def test_a_quick_step_joins_the_pass_under_way(whole: Parts) -> None:
 def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(whole: Parts) -> None:
     engine = Scheduler(3, 64, 64)
     batch, usual = (job_of(engine, whole, sweeps(seed=i)) for i in range(2))
-    batch.hop.batch = True
+    batch.work.hop.batch = True
     ended: list[ScheduledHop] = []
     while not ended:
         ended = engine._turn()
@@ -309,6 +309,6 @@ def test_drafting_ahead_does_not_change_the_text(whole: Parts, monkeypatch: pyte
             engine.turn()
         if isinstance(job.result, stage_pb2.Hop):
             job.session.next_number += 1
-            job = ScheduledHop(job.result, parse_hop(job.result, whole.plan), job.session, 0, job.due_at)
+            job = ScheduledHop(parse_hop(job.result, whole.plan), job.session, 0, job.due_at)
             engine.submit(job)
     assert text == alone(whole, steps(count=20))
