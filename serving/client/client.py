@@ -122,7 +122,7 @@ class AsyncClient(RouterConnection):
         answer = Turns(self, timeout_s)
         while True:
             metadata = self._credentials(authorization)
-            call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
+            call = self._stubs[answer.at].Generate(answer.asking(request), timeout=answer.left_s, metadata=metadata)
             with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
                     named(str(name))
@@ -152,7 +152,7 @@ class AsyncClient(RouterConnection):
         turns = Turns(self, timeout_s)
         while True:
             answer, metadata = _DrawnAnswer(preview), self._credentials(authorization)
-            call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=metadata)
+            call = self._stubs[turns.at].Draw(turns.asking(request), timeout=turns.left_s, metadata=metadata)
             with turns.of(call):
                 async for response in call:
                     answer.read(response)
@@ -240,7 +240,8 @@ class Client(RouterConnection):
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         request, answer = Request(prompt=prompt, **settings).message(whole), Turns(self, timeout_s)
         while True:
-            call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
+            asked = answer.asking(request)
+            call = self._stubs[answer.at].Generate(asked, timeout=answer.left_s, metadata=self._metadata)
             with answer.of(call):
                 for response in call:
                     yield from (item for item in answer.read(response) if isinstance(item, bytes | Result))
@@ -260,7 +261,7 @@ class Client(RouterConnection):
         turns = Turns(self, timeout_s)
         while True:
             answer = _DrawnAnswer(preview)
-            call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=self._metadata)
+            call = self._stubs[turns.at].Draw(turns.asking(request), timeout=turns.left_s, metadata=self._metadata)
             with turns.of(call):
                 for response in call:
                     answer.read(response)

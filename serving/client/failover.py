@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -26,6 +26,8 @@ from stages.wire.channel import Options, check_target, is_loopback, parse_addres
 from stages.wire.status import REQUEST_KEY, STATUS_MARK, Metadata, call_metadata, retry_after_ms
 from stages.wire.tls import Security, Tls, handshake_problem
 from stages.wire.tokens import token_for, token_metadata
+
+R = TypeVar("R", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 
 MAX_ROUTERS = 8
 # How long to retry all of them: `serve` restarts a router that ended, which takes seconds, and gRPC may not reach a
@@ -180,6 +182,11 @@ class Turns(AbstractContextManager["Turns"]):
     def left_s(self) -> float:
         """Seconds until the request's deadline, which all routers share."""
         return max(self._deadline_s - monotonic(), 0.0)
+
+    def asking(self, request: R) -> R:
+        """The request as this turn sends it: a router waits less for its hosts while there is another one to ask."""
+        request.has_other = len({*self._lost, self.at}) < len(self.client.addresses)
+        return request
 
     def of(self, call: grpc.RpcContext | grpc.aio.RpcContext) -> Self:
         """Return this turn, which from now on also ends `call`."""

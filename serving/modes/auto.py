@@ -129,7 +129,7 @@ class AutoMode(Mode):
             own = replace(request, codec=mode.default_codec).sampled_for(mode)
         else:
             if request.budget_ms is None:
-                await self.ring.usable(request.due_at)
+                await self.ring.usable(request.due_at, account.context.return_s)
             choice = self._choose(request, account)
             account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
             picked = choice.picked.option

@@ -7,6 +7,7 @@ from itertools import starmap, zip_longest
 import numpy as np
 
 from serving.router.host_link import HostLink
+from serving.router.paths import RETURN_S
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.model.resampling import ImportanceWeights
@@ -24,6 +25,7 @@ class RequestContext:
     batch = False  # it yields to other requests, on the hosts too
     space = b""  # namespace for its texts in the hosts' prefix caches; empty: hosts cache nothing
     caller = ""  # the API key it was sent with
+    return_s = RETURN_S  # longest wait for hosts that come back
 
     @property
     def age_ms(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from stages.host.plan import MODEL_KINDS
@@ -195,13 +196,13 @@ class Hedging:
 RETURN_S = 90.0
 
 
+@dataclass
 class Patience:
-    """How long requests look for a path while there is none."""
+    """The wait of requests while there is no path."""
 
-    def __init__(self, lost_s: float, most_waiting: int = 32) -> None:
-        """:param lost_s: how long a host may be lost.
-        :param most_waiting: most requests that may wait longer before they begin: each holds a place at the router."""
-        self.lost_s, self.most_waiting, self.waiting = lost_s, most_waiting, 0
+    lost_s: float  # how long a host may be lost
+    most_waiting: int = 32  # requests that may wait longer before they begin: each holds a place at the router
+    waiting: int = 0
 
     @property
     def most_s(self) -> float:

@@ -314,15 +314,16 @@ class RingView:
             return ""
         return problem_of(self.ring.links, self._weights if self.pinned else None)
 
-    async def usable(self, due_at: float = math.inf) -> None:
+    async def usable(self, due_at: float = math.inf, return_s: float = RETURN_S) -> None:
         """Return when requests can be served. Raises StatusError with the problem and the time waited.
 
-        :param due_at: the deadline, by the monotonic clock."""
+        :param due_at: the deadline, by the monotonic clock.
+        :param return_s: longest wait for hosts that come back."""
         since_s, patience = monotonic(), self.ring.patience
         patience.waiting += 1
         try:
             while problem := self.problem:
-                now_s, ends_at = monotonic(), self.ring.gives_up_at(since_s, patience.most_s)
+                now_s, ends_at = monotonic(), self.ring.gives_up_at(since_s, min(return_s, patience.most_s))
                 if now_s >= min(ends_at, due_at - 2 * RETRY_S):
                     raise unavailable(f"{problem} (waited {now_s - since_s:.1f} s)")
                 await asyncio.sleep(RETRY_S)

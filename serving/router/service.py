@@ -86,6 +86,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context.set_trailing_metadata(record.metadata)
         with record:
             check_protocol(request.protocol, ROUTER)
+            record.return_s = 0.0 if request.has_other else record.return_s
             key = self.keyring.identify(context.invocation_metadata(), GENERATE)
             async with aclosing(serve(request, record, key)) as responses:
                 async for response in responses:
@@ -250,7 +251,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served = self.rollout.current
         mode = check_drawing_mode(request.mode, served.drawing)
         if mode.uses_hosts:
-            await served.view.usable(record.due_at)
+            await served.view.usable(record.due_at, record.return_s)
         order = check_drawing(request, mode, served.drawing, record.due_at)
         account = record.account = Account(record)
         served.requests += 1
@@ -285,7 +286,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         generation = check_request(request, mode, record.due_at)
         account = record.account = Account(record, trips=[] if request.trips else None)
         if mode.uses_hosts:
-            await served.view.usable(record.due_at)
+            await served.view.usable(record.due_at, record.return_s)
         chat = parsed_chat(request)
         if served.pictures is not None:
             raise failed_precondition(PICTURES_SERVED)

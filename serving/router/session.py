@@ -73,7 +73,7 @@ class Session:
             capacity=capacity,
             due_at=due_at,
             patience_s=self.ring.settings.hop_timeout_s,
-            gives_up_at=self.ring.gives_up_at,
+            gives_up_at=partial(self.ring.gives_up_at, most_s=account.context.return_s),
             hedging=self.ring.hedging,
             suspects=self.ring.suspects,
             choose=self._choose,

@@ -80,6 +80,7 @@ class GenerateRequest(_message.Message):
     CONTINUE_LAST_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SCORE_PROMPT_FIELD_NUMBER: _builtins.int
+    HAS_OTHER_FIELD_NUMBER: _builtins.int
     FITS_CONTEXT_FIELD_NUMBER: _builtins.int
     MUST_CALL_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
@@ -141,6 +142,8 @@ class GenerateRequest(_message.Message):
     """the last message is continued where it ends, not answered"""
     score_prompt: _builtins.bool
     """tell ln of the probability of each token of the prompt, too; mode `ar`, with `logprobs`"""
+    has_other: _builtins.bool
+    """the caller has another router to turn to: this one waits less for hosts that come back"""
     fits_context: _builtins.bool
     """the text may be shorter than max_tokens where the context has no room for so many"""
     @_builtins.property
@@ -201,12 +204,13 @@ class GenerateRequest(_message.Message):
         continue_last: _builtins.bool = ...,
         prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
         score_prompt: _builtins.bool = ...,
+        has_other: _builtins.bool = ...,
         fits_context: _builtins.bool = ...,
         must_call: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "priority", b"priority", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "continue_last", b"continue_last", "draft", b"draft", "fits_context", b"fits_context", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "score_prompt", b"score_prompt", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "continue_last", b"continue_last", "draft", b"draft", "fits_context", b"fits_context", "frequency_penalty", b"frequency_penalty", "has_other", b"has_other", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "score_prompt", b"score_prompt", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
@@ -636,6 +640,7 @@ class DrawRequest(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     PREVIEWS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    HAS_OTHER_FIELD_NUMBER: _builtins.int
     pictures: _builtins.int
     """how many of each class; 0: one"""
     mode: _builtins.str
@@ -654,6 +659,8 @@ class DrawRequest(_message.Message):
     """`chain` only: what each host's estimate shows"""
     protocol: _builtins.int
     """as in GenerateRequest"""
+    has_other: _builtins.bool
+    """likewise"""
     @_builtins.property
     def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one a picture: names, or numbers from 0 on; "" for none"""
@@ -671,10 +678,11 @@ class DrawRequest(_message.Message):
         codec: _builtins.str | None = ...,
         previews: _builtins.bool = ...,
         protocol: _builtins.int = ...,
+        has_other: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_solver", b"_solver", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_solver", b"_solver", "classes", b"classes", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "mode", b"mode", "pictures", b"pictures", "previews", b"previews", "protocol", b"protocol", "seed", b"seed", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_solver", b"_solver", "classes", b"classes", "codec", b"codec", "guidance", b"guidance", "has_other", b"has_other", "levels", b"levels", "mode", b"mode", "pictures", b"pictures", "previews", b"previews", "protocol", b"protocol", "seed", b"seed", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__codec: _TypeAlias = _typing.Literal["codec"]  # noqa: Y015
     _WhichOneofArgType__codec: _TypeAlias = _typing.Literal["_codec", b"_codec"]  # noqa: Y015

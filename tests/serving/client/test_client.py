@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 import pytest
+from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cli.deployment import Deployment
 from serving.client.client import AsyncClient, Client, Result, RouterError, TextDecoder
+from serving.client.failover import Turns
 from serving.gateway.streams import merged
 from serving.router.request import Request
 from serving.router.session import Session
@@ -76,6 +78,14 @@ async def test_the_async_client_generates_and_streams_the_same_text(deployment: 
     enters = Client.__enter__, AsyncClient.__aenter__, Session.__enter__
     assert all(get_type_hints(enter)["return"] is Self for enter in enters), "a subclass is itself in its block"
     assert (len(pieces), b"".join(pieces)) == (3, whole.output)
+
+
+async def test_a_router_waits_less_for_its_hosts_while_another_can_be_asked() -> None:
+    async with AsyncClient("127.0.0.1:1,127.0.0.1:2") as client:
+        turns, request = Turns(client, 9.0), router_pb2.GenerateRequest()
+        assert turns.asking(request).has_other
+        turns.lost(RouterError("a host loads its weights", StatusCode.UNAVAILABLE))
+        assert not turns.asking(request).has_other
 
 
 async def test_calls_of_a_closed_client_fail(deployment: Deployment) -> None:
