@@ -3,9 +3,10 @@
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -54,8 +55,8 @@ def sync(path: Path) -> None:
 
 def require_new(out: Path) -> None:
     """Raise InputError if `out` already exists, unless it is an empty directory."""
-    with file_errors(InputError, f"cannot use {out} as a directory"):
-        if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+    with file_errors(InputError, f"cannot use {out} as a directory"), suppress(FileNotFoundError):
+        if not stat.S_ISDIR(out.lstat().st_mode) or any(out.iterdir()):
             raise InputError(f"{out} already exists: name a new directory")
 
 
