@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
 from serving.cli.parser import check_positive
-from stages.errors import CheckpointError, InputError, MissingCheckpoint, ServiceError, file_errors, quoted
+from stages.errors import CheckpointError, InputError, MissingCheckpoint, ServiceError, exists, file_errors, quoted
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
 from stages.signals import ends_at_once, ends_cleanly
@@ -115,7 +115,7 @@ def run_run(options: argparse.Namespace) -> int:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    if not options.source.exists():
+    if not exists(options.source):
         raise InputError(f"{options.source} does not exist: give a Hugging Face folder or a .gguf file")
     with closing(ProgressLine()) as progress:
         progress.at(f"reading {options.source}")  # importing torch takes seconds
@@ -165,7 +165,7 @@ def check_model(options: argparse.Namespace) -> None:
                 raise InputError(f"{model} is a checkpoint with its own {name}: leave out --{name}, or import it again")
         return
     if not model.is_file() and not (model / "config.json").is_file():
-        there = "is not a model" if model.exists() else "does not exist"
+        there = "is not a model" if exists(model) else "does not exist"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
     with ends_at_once():
         from stages.importing.importing import open_source

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, MissingCheckpoint
+from stages.errors import CheckpointError, MissingCheckpoint, exists
 from stages.model.architecture import LlamaArchitecture
 
 FRONTIER_NAME = "frontier.json"  # choices for mode `auto`; optional in a bundle
@@ -40,11 +40,11 @@ def find_bundle(directory: Path) -> Bundle:
 
     Raises MissingCheckpoint if there is neither.
     """
-    if (directory / MANIFEST_NAME).exists():
+    if exists(directory / MANIFEST_NAME):
         found = {read_manifest(directory).kind: directory, "local": directory / "local"}
     else:
         found = {field.name: directory / field.name for field in fields(Bundle)}
-    found = {name: path for name, path in found.items() if (path / MANIFEST_NAME).exists()}
+    found = {name: path for name, path in found.items() if exists(path / MANIFEST_NAME)}
     if not found:
         raise MissingCheckpoint(
             f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "

@@ -18,7 +18,7 @@ from stages.checkpoint.files import CHAT_TEMPLATE_NAME, SPECIALS_NAME, TOOL_TEMP
 from stages.checkpoint.gate import PROBE_TEXT, probe_shapes
 from stages.checkpoint.gate import probe_tokens as stored_probe
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, InputError, ShapeError, one_of
+from stages.errors import CheckpointError, InputError, ShapeError, exists, one_of
 from stages.importing.cut import MEGABYTE, NUMBER_BYTES, StageHost, cut, stage_cost, stage_costs, stage_lines
 from stages.importing.gate import check_loss, layer_tensors, one_thread_each
 from stages.importing.gguf_file import GgufSource
@@ -58,7 +58,7 @@ class ImportSettings:
 
 def open_source(path: Path) -> Source:
     """Open a source by its kind. Raises InputError or CheckpointError."""
-    if (path / "config.json").exists():
+    if exists(path / "config.json"):
         return HuggingFaceSource(path)
     require_file(path)
     # a hub's own copy of a file has no suffix

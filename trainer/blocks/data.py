@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from stages.errors import CheckpointError, DataError, InputError, file_errors, regular
+from stages.errors import CheckpointError, DataError, InputError, exists, file_errors, regular
 from stages.importing.speech import open_tokenizer
 from stages.model.architecture import VOCABULARY
 from stages.model.randomness import Purpose, uniforms
@@ -109,7 +109,7 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
     if path.is_file():
         return _split(path.name, read_utf8(path))
     if not path.is_dir():
-        what = f"{path} is neither a file nor a folder" if path.exists() else f"no text at {path}"
+        what = f"{path} is neither a file nor a folder" if exists(path) else f"no text at {path}"
         raise DataError(f"{what}: give a file or a folder of UTF-8 text")
     files = sorted(p for p in path.rglob("*.txt") if p.is_file())
     if not files:
