@@ -1,7 +1,10 @@
-"""The tree of errors in the module's docstring is the tree of its classes."""
+"""Errors: their tree in the module's docstring, and what the system refuses."""
 
 import inspect
 import re
+from pathlib import Path
+
+import pytest
 
 from stages import errors
 
@@ -22,3 +25,10 @@ def test_the_documented_tree_matches_the_classes() -> None:
             assert classes[entry[2]].exit_code == int(code[1])
         seen.add(entry[2])
     assert seen == classes.keys()
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_absent(tmp_path: Path) -> None:
+    assert errors.exists(tmp_path)
+    assert not any(map(errors.exists, (tmp_path / "none", Path(__file__) / "none")))
+    with pytest.raises(OSError, match="File name too long"):
+        errors.exists(tmp_path / ("x" * 300))
