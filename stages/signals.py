@@ -63,12 +63,12 @@ ends_at_once = partial(on_signal, lambda number: os._exit(128 + number))
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Defer signals that arrive in a `with` block to its end."""
-    came = list[int]()
+    numbers = list[int]()
     try:
-        with on_signal(came.append):
+        with on_signal(numbers.append):
             yield
     finally:
-        for number in came[:1]:
+        for number in numbers[:1]:
             signal.raise_signal(number)
 
 

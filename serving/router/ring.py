@@ -133,18 +133,18 @@ class Ring:
 
     async def take(self, session: Session, steps: Steps[T]) -> T:
         """Run a session's steps, and wait between them."""
-        came = asyncio.Event()
-        session.on_event = came.set
+        arrived = asyncio.Event()
+        session.on_event = arrived.set
         try:
             while True:
                 wait = next(steps)
-                came.clear()
+                arrived.clear()
                 if not wait.until_event:
                     await asyncio.sleep(wait.seconds)
                     continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait.seconds):
-                        await came.wait()
+                        await arrived.wait()
         except StopIteration as ended:
             return ended.value
 

@@ -117,7 +117,7 @@ class Health(HealthChecks):
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
         self._rollout = rollout
-        self._told: str | None = ""
+        self._last_problem: str | None = ""
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
@@ -128,8 +128,8 @@ class Health(HealthChecks):
     def look(self) -> None:
         """Copy the rollout's current status."""
         problem = self._rollout.current.view.problem
-        if problem != self._told:
-            self._told = problem
+        if problem != self._last_problem:
+            self._last_problem = problem
             log.info("router: %s", problem or "ready")
             status = health_pb2.HealthCheckResponse
             self.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)

@@ -75,9 +75,9 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         how = "with logprobs, of tokens, or with max_tokens 0"
         what = f"score_prompt (in HTTP echo {how}) is for mode {SCORING}, with logprobs"
         raise invalid(f"{what}: leave it out, or use that mode")
-    tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
-    tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
-    for name in tells:
+    restricted = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
+    restricted += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
+    for name in restricted:
         _check_taken(name, mode, LOGPROB_MODES)
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
