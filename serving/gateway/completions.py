@@ -20,7 +20,6 @@ from serving.gateway.access import RouterAccess
 from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
-    HTTP_SETTINGS,
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,
@@ -29,6 +28,7 @@ from serving.gateway.fields import (
 )
 from serving.gateway.messages import CallReader, ToolCall, request_messages
 from serving.modes import AUTO, SCORING
+from serving.router.request import SETTINGS
 from serving.v1 import router_pb2
 from stages.host.schema_check import held_part
 from stages.limits import MAX_SEED
@@ -74,7 +74,8 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
 
     Raises ApiError.
     """
-    own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
+    chat = request if isinstance(request, ChatRequest) else None
+    own = vars(request) | request.onesweep.model_dump(exclude_none=True)  # some of ours may stand beside `onesweep`
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
     json_schema, unenforced = _json_schema(chat, format_field) if chat else ("", [])
     offered = chat.offered if chat else []
@@ -88,16 +89,13 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     most = newer or request.max_tokens
     seed = drawn_seed(request.seed)
     settings: dict[str, Any] = {
+        **{f.name: own[f.name] for f in SETTINGS if f.name in own and f.name != "seed"},
         "prompt": "",
         "mode": SCORING if scores and mode == AUTO else mode,
         "score_prompt": scores,
         # the hosts generate one token after each prompt that they score
         "max_tokens": DEFAULT_MAX_TOKENS if most is None else max(most, 1),
         "fits_context": most is None,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "frequency_penalty": request.frequency_penalty,
-        "presence_penalty": request.presence_penalty,
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
         "logprobs": (logprobs or 0) if scores else logprobs,
         "json_schema": json_schema,
@@ -106,8 +104,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
         "tools": json.dumps(tools) if tools else "",
         "must_call": chat.must_call if chat else (),
         "continue_last": chat is not None and chat.continues,
-        "timeout_s": own.timeout_s,
-        **{f.name: getattr(own, f.name) for f in HTTP_SETTINGS},
+        "timeout_s": own.get("timeout_s"),
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     max_calls = 1 if chat and chat.parallel_tool_calls is False else None

@@ -88,10 +88,8 @@ def _setting_field(name: str, description: str = "") -> Any:  # noqa: ANN401
 
 _SETTINGS_BY_NAME = {f.name: f for f in SETTINGS}
 # Settings of a request that OpenAI's API does not have.
-HTTP_SETTINGS = tuple(f for f in SETTINGS if f.metadata.get("http"))
-_Settings = create_model(  # type: ignore[call-overload]
-    "_Settings", __base__=Fields, **{f.name: (kind_of(f) | None, _setting_field(f.name)) for f in HTTP_SETTINGS}
-)
+_OWN: Any = {f.name: (kind_of(f) | None, _setting_field(f.name)) for f in SETTINGS if f.metadata.get("http")}
+_Settings = create_model("_Settings", __base__=Fields, **_OWN)
 
 
 class Extension(_Settings):  # type: ignore[misc, valid-type]
@@ -116,6 +114,9 @@ class SampledRequest(without_effect(IGNORED_TEXT_FIELDS)):  # type: ignore[misc]
         description="the same seed and settings give the same text; none or -1: a random one, returned in the answer",
     )
     top_p: float | None = _setting_field("top_p")
+    top_k: int | None = _setting_field("top_k")
+    min_p: float | None = _setting_field("min_p")
+    repetition_penalty: float | None = _setting_field("repetition_penalty")
     stream: bool | None = None
     onesweep: Extension = Field(default=Extension(), description="settings of onesweep")
 
@@ -175,10 +176,12 @@ class TokenizeRequest(Fields):
     """POST /tokenize, as vLLM and llama.cpp have it."""
 
     model: str = "onesweep"
-    prompt: str | None = None
-    content: str | None = Field(default=None, description="as prompt")
-    add_special_tokens: bool | None = Field(default=None, description="false: without those that texts begin with")
-    add_special: bool | None = Field(default=None, description="as add_special_tokens")
+    prompt: str = Field(default="", validation_alias=AliasChoices("prompt", "content"))
+    add_special_tokens: bool = Field(
+        default=True,
+        validation_alias=AliasChoices("add_special_tokens", "add_special"),
+        description="false: without those that texts begin with",
+    )
 
 
 class DetokenizeRequest(Fields):

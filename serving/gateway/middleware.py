@@ -54,8 +54,9 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
     Raises ApiError: 403 for a wrong name or site, 415 for a body that is not JSON, 400 for an ambiguous body length.
     """
     # by DNS rebinding, another site's page can reach this machine under that site's name; addresses cannot be rebound
+    # HTTP/1.0, as of a load balancer's probe, may lack the header; browsers always send it
     name = host_name(host := headers.get("host", ""))
-    if name is None or not (name == "localhost" or name in names or ip_of(name)):
+    if "host" in headers and (name is None or not (name == "localhost" or name in names or ip_of(name))):
         raise ApiError(
             403,
             "this server is not known by the name in the Host header: use its address or localhost, "

@@ -127,11 +127,10 @@ async def responses(request: ResponseRequest, router: Router) -> Response:
 @token_routes.post("/tokenize", response_class=Response, responses={200: {"model": _Tokens}})
 async def tokenize(request: TokenizeRequest, router: Router) -> Response:
     """The tokens of a text."""
-    text = request.prompt if request.content is None else request.content
-    if not text:
+    if not (text := request.prompt.encode()):
         raise ApiError(400, "the prompt is empty: give some text", param="prompt")
-    piece = False in (request.add_special_tokens, request.add_special)
-    answer = await router.tokenize(await mode_of(router, request.model), text=text.encode(), piece=piece)
+    piece = not request.add_special_tokens
+    answer = await router.tokenize(await mode_of(router, request.model), text=text, piece=piece)
     tokens = list(answer.tokens)
     return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": answer.context_tokens})
 
@@ -184,7 +183,7 @@ async def _order(router: RouterAccess, request: TextRequest, format_field: str =
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if request.best_of not in (None, n := request.n or 1):
         raise ApiError(400, f"best_of must be {n}, as n, not {request.best_of}: ask for n choices", param="best_of")
-    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if isinstance(request, ChatRequest):
         _check_tools(request)

@@ -1,6 +1,7 @@
 """POST /v1/responses, a chat in OpenAI's newer format: its fields, and its answers, whole and as events."""
 
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -35,18 +36,7 @@ _ITEMS = {
     "function_call_output": ("call_id",),
 }
 # Items of answers that are not words for our models: actions of OpenAI's tools, and items that nothing here reads.
-_IGNORED_ITEMS = {
-    "code_interpreter_call",
-    "compaction",
-    "computer_call",
-    "file_search_call",
-    "image_generation_call",
-    "local_shell_call",
-    "mcp_call",
-    "mcp_list_tools",
-    "reasoning",
-    "web_search_call",
-}
+_IGNORED = re.compile("(?!function_|custom_tool_).+_(call|output)|compaction|mcp_.+|program|reasoning")
 
 
 # one fewer than a chat, because the instructions are a message too
@@ -55,7 +45,7 @@ ITEMS = Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
 
 def _as_items(value: object) -> object:
     if isinstance(value, list):
-        return [each for each in value if not isinstance(each, dict) or str(each.get("type")) not in _IGNORED_ITEMS]
+        return [each for each in value if not (isinstance(each, dict) and _IGNORED.fullmatch(str(each.get("type"))))]
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 

@@ -152,8 +152,7 @@ class AutoMode(Mode):
         resample = self.modes.get(ResampleMode.name)
         is_skipped = isinstance(resample, ResampleMode) and not resample.problem and not resample.is_near
         for mode in self._preferred():
-            length = mode.tokenizer.vocabulary.count(request.prompt) + request.max_tokens
-            if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
+            if not self._suits(mode, request):
                 continue
             try:
                 mode.check(replace(request, codec=mode.default_codec))
@@ -181,30 +180,31 @@ class AutoMode(Mode):
                 f"a budget of {budget_ms} ms is less than a sweep, which takes {sweep_ms:.0f} ms on the links as they "
                 "are now: give more"
             )
-        choice = choose(forecasts, budget_ms)
-        if choice is None:
-            fastest = min(forecasts, key=lambda f: f.high_ms)
-            noun = "bytes" if request.max_tokens == request.max_bytes else self.tokenizer.noun
-            raise invalid(
-                f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the fastest setting, "
-                f"{fastest.option.label}, takes {fastest.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
-            )
-        return choice
+        if choice := choose(forecasts, budget_ms):
+            return choice
+        fastest = min(forecasts, key=lambda f: f.high_ms)
+        noun = "bytes" if request.max_tokens == request.max_bytes else self.tokenizer.noun
+        raise invalid(
+            f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the fastest setting, "
+            f"{fastest.option.label}, takes {fastest.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
+        )
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]
-        tokenizer = mode.tokenizer
-        if mode.problem or not _takes(mode, request) or tokenizer.id != self.tokenizer.id:
-            return False
-        if mode.uses_hosts and self.ring.problem:
-            return False
-        if tokenizer.vocabulary.count(request.prompt) + request.max_tokens > mode.positions:
+        if mode.problem or (mode.uses_hosts and self.ring.problem) or not self._suits(mode, request):
             return False
         try:
             mode.check(self._part(option, request))
         except StatusError:
             return False
         return True
+
+    def _suits(self, mode: Mode, request: Generation) -> bool:
+        """True if `mode` has this mode's tokens and room for them, and accepts the kinds of settings in `request`."""
+        needs_ar = request.logprobs is not None or request.json_schema
+        takes = mode.name in LOGPROB_MODES or (not needs_ar and (not request.shapes or mode.name in SHAPED))
+        length = mode.tokenizer.vocabulary.count(request.prompt) + request.max_tokens
+        return takes and mode.tokenizer.id == self.tokenizer.id and length <= mode.positions
 
     def _part(self, option: Option, request: Generation) -> Generation:
         """`request` with the option's settings, for its mode."""
@@ -225,12 +225,6 @@ class AutoMode(Mode):
         options = self.guide.frontier.options if self.guide.frontier else ()
         modes = [self.modes[name] for name in dict.fromkeys(option.mode for option in options)]
         return sorted((mode for mode in modes if not mode.problem), key=lambda mode: not mode.uses_hosts)
-
-
-def _takes(mode: Mode, request: Generation) -> bool:
-    """True if `mode` accepts the sampling, logprob and schema settings of `request`."""
-    needs_ar = request.logprobs is not None or request.json_schema
-    return mode.name in LOGPROB_MODES or (not needs_ar and (not request.shapes or mode.name in SHAPED))
 
 
 def _expected(request: Generation, account: Account) -> int:

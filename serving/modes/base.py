@@ -36,11 +36,6 @@ def words_of(sampling: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in sampling.items() if isinstance(value, int | float))
 
 
-def whole(max_bytes: int, vocabulary: Vocabulary) -> int:
-    """Tokens that suffice for most texts of `max_bytes` bytes."""
-    return max_bytes if vocabulary == BYTES else math.ceil(max_bytes / MIN_BYTES_A_TOKEN)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Generation(Request):
     """A checked request for one mode; omitted settings have their defaults, except those that the mode chooses."""
@@ -103,7 +98,9 @@ class Generation(Request):
 
     def whole(self, vocabulary: Vocabulary) -> int:
         """Tokens of an output generated at once: enough for most texts of `max_bytes`."""
-        return self.max_tokens if self.max_bytes is None else min(self.max_tokens, whole(self.max_bytes, vocabulary))
+        if self.max_bytes is None:
+            return self.max_tokens
+        return min(self.max_tokens, math.ceil(self.max_bytes / (1 if vocabulary == BYTES else MIN_BYTES_A_TOKEN)))
 
     def until_end(self, tokens: bytes, vocabulary: Vocabulary) -> tuple[bytes, bool]:
         """`tokens` up to and with the first one that ends the text, and whether there is such a token."""

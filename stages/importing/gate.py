@@ -30,7 +30,6 @@ EPSILONS = (1e-6, 1e-5)
 MAX_THREADS = 4
 AT_ONCE = 4  # readings in one product: one by one, each takes 1.4 times as long, as a text is short
 TABLE_ROWS = 512  # rows of the head in one product
-SCALINGS = (None, *LLAMA3_SCALINGS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def settings(source: Source) -> Iterator[Variant]:
     shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
     yield Variant("", a)
     others = [Variant(f"rotary theta {x:g} instead of {a.rope_theta:g}", replace(a, rope_theta=x)) for x in THETAS]
-    for scaling in SCALINGS:
+    for scaling in (None, *LLAMA3_SCALINGS):
         shown = f"Llama 3's by {scaling.factor:g}" if scaling else "none"
         others.append(Variant(f"another rotary scaling ({shown})", replace(a, rope_scaling=scaling)))
     norms = [name.removesuffix(".weight") for name in shapes if name.endswith(("norm.weight", "after.weight"))]

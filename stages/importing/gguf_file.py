@@ -24,6 +24,13 @@ from stages.model.llama import stretch
 
 # The gguf package's reader, with bounds: by itself it reads as many elements as a damaged file claims.
 MAX_ELEMENTS = 1 << 22  # of an array: more than the tokens of the largest vocabulary
+READ_KINDS = "use a file in Q4, Q5, Q6, Q8, F16 or BF16"
+# Sentences about whole files, by the reader's errors.
+_UNSUPPORTED = {
+    r"Sorry.* version (\d+)": "has version {}; use a file of version 2 or 3",
+    r"(\d+)\)? is not a valid GGMLQ": f"has a tensor of kind {{}}, which the package gguf does not know; {READ_KINDS}",
+    "endian": f"has numbers that are not {sys.byteorder}-endian; use a file that has",
+}
 
 
 def gguf_package() -> Any:  # noqa: ANN401
@@ -43,6 +50,8 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
 
     class Reader(base):
         def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:  # noqa: ANN401
+            if self.byte_order != "I":
+                raise ValueError("endian")
             if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError("it ends too soon")
             return super()._get(offset, dtype, count, **order)
@@ -57,7 +66,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
             # The package reads one element at a time, which would take seconds for a vocabulary.
             if scalar is not None:
                 elements = [self._get(orig_offs + 12, scalar, count[0])]
-            elif kind[0] == string and self.byte_order == "I":
+            elif kind[0] == string:
                 elements = self._strings(orig_offs + 12, int(count[0]))
             else:
                 return super()._get_field_parts(orig_offs, raw_type)
@@ -110,10 +119,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OSError, MemoryError) as error:  # the file may be whole
         raise CheckpointError(f"cannot read {path}: {error or 'not enough memory'}") from None
     except Exception as error:  # the reader's errors on damaged files have no common class
-        problem, advice = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error)), "fetch it again"
-        if version := re.search(r"Sorry.* version (\d+)", problem):
-            problem, advice = f"it has version {version[1]}", "use a file of version 2 or 3"
-        raise CheckpointError(f"{path} is not a GGUF file, or is damaged ({problem}); {advice}") from None
+        for pattern, words in _UNSUPPORTED.items():
+            if found := re.search(pattern, str(error)):
+                raise CheckpointError(f"{path} {words.format(*found.groups())}") from None
+        problem = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error))
+        raise CheckpointError(f"{path} is not a GGUF file, or is damaged ({problem}); fetch it again") from None
     return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -229,7 +239,7 @@ class GgufSource(Source):
             except Exception as error:
                 raise CheckpointError(
                     f"{self.path}: tensor {tensor.name} is quantised as {kind.name}, which the package gguf cannot "
-                    f"read ({error}); use a file in Q4, Q5, Q6, Q8, F16 or BF16"
+                    f"read ({error}); {READ_KINDS}"
                 ) from None
 
     def _shape_of(self) -> LlamaArchitecture:
@@ -259,8 +269,7 @@ class GgufSource(Source):
         optional = {key: self._metadata_value(name, None) for key, name in _OPTIONAL.items()}
         config |= {key: value for key, value in optional.items() if value is not None}
         embedding = self._tensors.get("token_embd.weight")
-        tokens = self._metadata_value("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
-        config["vocab_size"] = tokens if embedding is None else next(iter(_shape(embedding)), 0)
+        config["vocab_size"] = 1 if embedding is None else next(iter(_shape(embedding)), 0)  # None: refused later
         epsilon = float(f"{self._metadata_value('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads

@@ -14,10 +14,9 @@ from stages.importing.speech import (
     TURN_ENDS,
     Speech,
     is_mark,
-    licence_texts,
     open_tokenizer,
-    read_text,
     speech_of,
+    with_rows,
 )
 
 # Sources, in llama.cpp: `load` of src/llama-vocab.cpp for tokenizers, `load_hparams` of src/llama-model.cpp and
@@ -26,7 +25,6 @@ from stages.importing.speech import (
 # Token numbers by `tokenizer.ggml.model`; numbers beyond the vocabulary mean none, as does a `gpt2` token that is
 # plain text: 11 is a comma in most vocabularies.
 IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {"bos": 11, "eos": 11}}
-DEFAULT_PRETOKENIZER = "default"  # `tokenizer.ggml.pre`, how `gpt2` cuts text before merging
 BEGINNING = {"llama", "llama-bpe"}  # tokenizer models, and ways of cutting, whose texts begin with a token
 # Other names of a way of cutting.
 SAME_PRETOKENIZER = dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), "llama-bpe")
@@ -46,7 +44,6 @@ TEMPLATE = "tokenizer.chat_template"  # also followed by a dot and the name of a
 # The publisher's settings, `general.sampling.`, by the names in a request.
 SAMPLING_KEYS = {name: name for name in ("top_p", "top_k", "min_p")}
 SAMPLING_KEYS |= {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
-LISTED = "tokenizer.chat_templates"  # names of the other templates
 SPACE = "▁"  # SentencePiece's space
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, by the names of their fields
 NAMED = ("bos", "unknown", *ENDS)
@@ -98,7 +95,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     marks = {number for name, number in given.items() if name in parts}
     marks |= {i for i, token in enumerate(tokens) if token in TURN_ENDS + TEXT_ENDS and is_mark(token, template)}
     kinds = [CONTROL if i in marks and kind != UNKNOWN else kind for i, kind in enumerate(kinds)]
-    pre = reader.one("pre", str, "") or DEFAULT_PRETOKENIZER
+    pre = reader.one("pre", str, "") or "default"
     begins = model in BEGINNING or SAME_PRETOKENIZER.get(pre, pre) in BEGINNING
     return GgufVocabulary(
         model,
@@ -276,9 +273,9 @@ def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
     """A tokenizer next to the file takes precedence. Raises CheckpointError. size: of the model's vocabulary."""
     beside = path.parent / "tokenizer.json"
     vocabulary = read_vocabulary(fields)
-    found = {name: str(text) for name, text in fields.items() if name.startswith(TEMPLATE) and name != LISTED and text}
+    found = {name: x for name, x in fields.items() if name.startswith(TEMPLATE) and isinstance(x, str) and x}
     templates = {name.removeprefix(TEMPLATE).removeprefix(".") or DEFAULT: text for name, text in found.items()}
-    tokenizer = read_text(beside) if beside.is_file() else tokenizer_json(vocabulary)
+    tokenizer = with_rows(beside, size) if beside.is_file() else tokenizer_json(vocabulary)
     return speech_of(
         tokenizer,
         open_tokenizer(tokenizer),
@@ -287,7 +284,7 @@ def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
         {f"tokenizer.ggml.{name}_token_id": vocabulary.numbers[name] for name in ENDS},
         {name: fields.get(f"general.sampling.{theirs}") for name, theirs in SAMPLING_KEYS.items()},
         size,
-        licence_texts(path.parent),
+        path.parent,
     )
 
 

@@ -17,7 +17,7 @@ from stages.errors import CheckpointError, quoted
 from stages.importing.families import family_named
 from stages.importing.family import NORMS, refused_with
 from stages.importing.source import ALL, Shape, Source, TensorNames, TensorPlace, places_of
-from stages.importing.speech import DEFAULT, Speech, licence_texts, open_tokenizer, read_text, require_file, speech_of
+from stages.importing.speech import DEFAULT, Speech, open_tokenizer, read_text, require_file, speech_of, with_rows
 from stages.progress import counted
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -124,7 +124,7 @@ def folder_speech(folder: Path, config: Mapping[str, Any], vocabulary: int) -> S
     settings, added = read("tokenizer_config.json"), dict[str, Any]()
     if "added_tokens_decoder" not in settings:  # which an older version stored in two files
         settings, added = settings | read("special_tokens_map.json"), read("added_tokens.json")
-    tokenizer, made = _completed(read_text(folder / "tokenizer.json"), settings, added, vocabulary)
+    tokenizer, made = _completed(with_rows(folder / "tokenizer.json", vocabulary), settings, added, vocabulary)
     named = {name: _content(token) for name, token in _named(settings).items()}
     generation = read("generation_config.json")
     claims = {
@@ -133,7 +133,7 @@ def folder_speech(folder: Path, config: Mapping[str, Any], vocabulary: int) -> S
         "eos_token": made.token_to_id(named.get("eos_token", "")),
     }
     templates = _templates(folder, settings)
-    return speech_of(tokenizer, made, templates, named, claims, generation, vocabulary, licence_texts(folder))
+    return speech_of(tokenizer, made, templates, named, claims, generation, vocabulary, folder)
 
 
 def _completed(

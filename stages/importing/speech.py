@@ -1,5 +1,6 @@
 """Everything in a model besides its weights: tokenizer, chat templates, tokens that end a text, licences."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ def speech_of(
     claims: Mapping[str, object],
     sampling: Mapping[str, object],
     vocabulary: int,
-    licences: Mapping[str, bytes],
+    folder: Path,
 ) -> Speech:
     """Combine the files' statements.
 
@@ -71,6 +72,7 @@ def speech_of(
         one is believed, the others only if they name no plain text.
     :param sampling: the publisher's settings, by the names in a request.
     :param vocabulary: size of the model's.
+    :param folder: that has the licences.
 
     Raises CheckpointError if these cannot belong to one model.
     """
@@ -108,7 +110,7 @@ def speech_of(
     if not USUAL_SAMPLING.keys() & drawn.keys() and "top_k" not in drawn:  # nothing restricts the tokens to draw from
         drawn = USUAL_SAMPLING | drawn
     ends = _text_ends(numbers, made, written, vocabulary)
-    return Speech(tokenizer, template, tool_template, named, ends, drawn, licences, ignored)
+    return Speech(tokenizer, template, tool_template, named, ends, drawn, licence_texts(folder), ignored)
 
 
 def _text_ends(claims: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
@@ -193,6 +195,16 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
     if len(tokens) < 2:
         raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is not one for text")
     return tokens
+
+
+def with_rows(path: Path, vocabulary: int) -> str:
+    """A tokenizer.json without the added tokens beyond the model's vocabulary: without a row, none can be read or
+    written. Raises CheckpointError."""
+    text = read_text(path)
+    if max(open_tokenizer(text).get_added_tokens_decoder(), default=0) < vocabulary:
+        return text
+    whole = json.loads(text)
+    return json.dumps({**whole, "added_tokens": [each for each in whole["added_tokens"] if each["id"] < vocabulary]})
 
 
 def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401

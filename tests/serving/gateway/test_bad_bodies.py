@@ -64,7 +64,6 @@ def test_invalid_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> No
         ("stop", [""], "stop.0"),
         ("onesweep", {"min_p": -0.1}, "onesweep.min_p"),
         ("logit_bias", {"5": -101}, "logit_bias.5"),
-        ("logit_bias", {"sea": 1}, "logit_bias.sea"),
         ("logit_bias", {str(token): 1 for token in range(301)}, "logit_bias"),
         ("onesweep", {"repetition_penalty": 0}, "onesweep.repetition_penalty"),
         ("onesweep", {"speed": 3}, "onesweep.speed"),
@@ -96,7 +95,6 @@ def test_a_field_is_named_by_its_name_in_the_endpoint(http: httpx.Client) -> Non
     [
         [],
         [{"role": "tool", "content": "x"}],
-        [{"role": "user"}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": ["x"]}],

@@ -24,7 +24,9 @@ MIN: dict[Any, dict[str, Any]] = {
 }
 # New, and of machines that only OpenAI has.
 OF_OPENAI = {"access_programs", "background_options", "image"}
-TAKEN = {"store": False, "background": False, "best_of": 1, "truncation": "disabled", "modalities": ["text"]}
+TAKEN = {"store": False, "background": False, "best_of": 1, "truncation": "disabled", "modalities": ["text"]} | {
+    "suffix": ""
+}
 
 
 def refusal(request: type[Fields], **fields: Any) -> str:
@@ -50,7 +52,7 @@ def test_ignored_fields_and_nulls_are_accepted_everywhere(request_: type[Fields]
     request_.model_validate({"model": "onesweep", **MIN[request_], **habits, "seed": -1})
     request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **MIN[request_]})
     assert refusal(request_, store=True) == "store must be false, not true: nothing is stored"
-    assert refusal(request_, top_k=3) == "unknown or unsupported field 'top_k': send it in the object onesweep"
+    assert refusal(request_, chunk=3) == "unknown or unsupported field 'chunk': send it in the object onesweep"
 
 
 @pytest.mark.parametrize("request_", MIN)

@@ -13,8 +13,9 @@ ASKED = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:7780", "localhost:7780", "LOCALHOST", "[::1]:7780", "10.8.0.1", "one.example."]
 )
-def test_a_host_header_with_an_allowed_name_is_accepted(host: str) -> None:
+def test_a_host_header_with_an_allowed_name_is_accepted_and_none_too(host: str) -> None:
     check_site({"one.example"}, "GET", Headers({"host": host}))
+    check_site({"one.example"}, "GET", Headers())  # HTTP/1.0, as a balancer's probe
 
 
 STRANGERS = ("evil.example", "127.0.0.1.evil.example", "", "localhost:port", "a b", "[evil]", "@localhost")

@@ -100,8 +100,8 @@ def test_output_items_can_be_sent_in_the_next_request() -> None:
     call = {"type": "function_call", "id": "fc", "call_id": "x", "name": "f", "arguments": "{}", "status": "completed"}
     part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
     item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part], "phase": None}
-    reasoning = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
-    output: Any = Response.model_construct(output=[reasoning, item, call]).model_dump(warnings=False)["output"]
+    others = [{"type": kind} for kind in ("reasoning", "web_search_call", "shell_call_output", "mcp_list_tools")]
+    output: Any = Response.model_construct(output=[*others, item, call]).model_dump(warnings=False)["output"]
     result = {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text", "text": "b"}]}
     chat = ResponseRequest.model_validate({"model": "x", "input": [*output, result]}).chat()
     read = [(each.role, each.content, bool(each.tool_calls)) for each in chat.messages]

@@ -199,11 +199,12 @@ def test_echoed_logprobs_are_those_of_the_written_text(openai: OpenAI) -> None:
 def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 7}
     shaped: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
-    shaped |= {"logit_bias": {"32": -100, "115": 3}, "extra_body": {"onesweep": {"repetition_penalty": 1.2}}}
-    texts = {openai.completions.create(model=f"onesweep{m}", **asked, **shaped).choices[0].text for m in ("", "-ar")}
-    own: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.2}
-    biases = {32: -100.0, 115: 3.0}
-    assert texts == {client.generate(PROMPT, mode="ar", max_bytes=24, seed=7, logit_bias=biases, **own).text}
+    shaped |= {"logit_bias": {"32": -100, "115": 3}, "model": "onesweep"}
+    own = {"repetition_penalty": 1.2, "top_k": 60, "min_p": 0.01}
+    places = {**own, "onesweep": {}}, {"onesweep": own}, {"top_k": 1, "onesweep": {"mode": "ar", **own}}
+    texts = {openai.completions.create(**asked, **shaped, extra_body=body).choices[0].text for body in places}
+    own |= {"frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {32: -100.0, 115: 3.0}}
+    assert texts == {client.generate(PROMPT, mode="ar", max_bytes=24, seed=7, **own).text}
     assert " " not in texts.pop()
     forced = openai.completions.create(model="onesweep-ar", **asked, logit_bias={"33": 100})
     assert forced.choices[0].text == "!" * 24
@@ -240,7 +241,7 @@ def test_chats_and_streams_have_logprobs(openai: OpenAI) -> None:
     assert [each.top_logprobs for each in plain.content] == [[]] * 24
     for wrong, words in (
         ({"model": "onesweep-local"}, "mode local does not take logprobs"),
-        ({"logprobs": False}, "top_logprobs needs logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs needs logprobs"),
     ):
         with pytest.raises(api.BadRequestError, match=words):
             openai.chat.completions.create(**asked | wrong)

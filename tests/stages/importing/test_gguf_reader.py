@@ -45,7 +45,7 @@ def test_an_array_count_beyond_the_file_is_refused(imported: Any, file: Path, el
     put(file, KINDS, 4, struct.pack("<IQ", 0, 1 << 22))
     with pytest.raises(CheckpointError, match="is damaged"):
         imported(file)
-    for before, number, sentence in ((KINDS, 249, "an unknown type.; fetch"), (b"GGUF", 99, "99.; use a file of")):
+    for before, number, sentence in ((KINDS, 249, "an unknown type.; fetch"), (b"GGUF", 99, "99; use a file of")):
         put(file, before, 0, struct.pack("<I", number))
         with pytest.raises(CheckpointError, match=sentence):
             imported(file)
@@ -57,6 +57,13 @@ def test_rotation_of_a_part_and_damage_are_refused(
     rotated = write_gguf(tmp_path / "rotated.gguf", weights, metadata={**letters_metadata(), "rope_dimension_count": 6})
     with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
         imported(rotated)
+    for before, skipped, number, sentence in (
+        (b"blk.0.attn_q.weight", 20, 99, "a tensor of kind 99, which .* does not know; use a file in Q4, "),
+        (b"GGUF", 0, 3 << 24, "has numbers that are not little-endian; use"),
+    ):
+        put(rotated, before, skipped, struct.pack("<I", number))
+        with pytest.raises(CheckpointError, match=sentence):
+            imported(rotated)
     (file.parent / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
         imported(file)

@@ -129,7 +129,6 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
         ({"num_hidden_layers": 4}, "model.layers.3.input_layernorm.weight, which is missing"),
         ({"num_hidden_layers": 2}, r"does not use 9 tensors .*, starting with model.layers.2.input_layernorm.weight"),
         ({"rope_scaling": "x"}, "config.json cannot be read: rope_scaling must be an object of settings, not 'x'"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads must be a number above 0, not 0"),
         ({"hidden_size": "x"}, "hidden_size must be a number above 0, not 'x'"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a number above 0, not 0"),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta must be a number above 0, not 0"),
@@ -192,14 +191,16 @@ def test_a_tokenizer_of_another_model_is_refused(imported: Any, folder: Path) ->
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     few, damaged = {**tokenizer, "added_tokens": []}, {**tokenizer, "model": {}}
     many = json.loads((folder / "tokenizer.json").read_text())
-    many["added_tokens"].append({**many["added_tokens"][-1], "id": 300, "content": "<one too many>"})
-    for changed, sentence in ((many, "has 301 tokens"), (damaged, "tokenizer.json cannot be read")):
+    small, mismatch = {**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}, "has 4 tokens, up to number 3, but"
+    for changed, sentence in ((damaged, "tokenizer.json cannot be read"), (small, f"does not match: it {mismatch}")):
         (folder / "tokenizer.json").write_text(json.dumps(changed))
         with pytest.raises(CheckpointError, match=sentence):
             imported(folder)
-    (folder / "tokenizer.json").write_text(json.dumps({**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}))
-    with pytest.raises(CheckpointError, match="does not match: it has 4 tokens, up to number 3, but the model 300"):
-        imported(folder)
+    # Gemma 3 has such a token, without a row in the model
+    many["added_tokens"].append({**many["added_tokens"][-1], "id": 300, "content": "<one too many>"})
+    (folder / "tokenizer.json").write_text(json.dumps(many))
+    imported(folder)
+    assert json.loads((folder.parent / "out" / "tokenizer.json").read_text()) == tokenizer
 
 
 @pytest.mark.parametrize(
@@ -226,24 +227,14 @@ def test_damaged_files_are_refused(imported: Any, folder: Path, tmp_path: Path) 
     with pytest.raises(CheckpointError, match="is damaged"):
         imported(folder)
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(40))
-    with pytest.raises(CheckpointError, match="is not a GGUF file, or is damaged"):
+    with pytest.raises(CheckpointError, match=r"x.gguf has version 0; use a file of version 2"):
         imported(tmp_path / "x.gguf")
 
 
-def alike(count: int) -> tuple[StageHost, ...]:
-    return (StageHost(),) * count
-
-
-def test_the_split_balances_the_bytes_read_in_a_step() -> None:
-    whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
-    assert cut(whole, alike(3)) == (12, 13, 5)
-    assert cut(whole, alike(1)) == (30,)
-    assert sum(cut(whole, alike(30))) == 30
-    assert cut(SHAPE, alike(3)) == (1, 1, 1)
-
-
-def test_the_split_follows_speed_and_memory_of_the_hosts() -> None:
-    whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
+def test_the_split_follows_the_bytes_read_in_a_step_and_speed_and_memory_of_the_hosts() -> None:
+    whole, alike = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152), [StageHost()]
+    assert (cut(whole, alike * 3), cut(whole, alike)) == ((12, 13, 5), (30,))
+    assert (sum(cut(whole, alike * 30)), cut(SHAPE, alike * 3)) == (30, (1, 1, 1))
     fast = cut(whole, [StageHost(4.0), StageHost(), StageHost()])
     assert fast[0] > 2 * max(fast[1:])
     layer = stage_cost(whole, 1, first=False, last=False).held
