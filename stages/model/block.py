@@ -93,6 +93,10 @@ class Block(nn.Module):
         """Logits (batch, positions, vocabulary) of the token after each clean position."""
         return self.clean_head(self.clean_norm(features))
 
+    def predict(self, tokens: Tensor) -> Tensor:
+        """Logits (batch, positions, vocabulary) of the token after each of `tokens` (batch, positions)."""
+        return self.next_byte(self.read(tokens)[0])
+
     def denoise(
         self,
         z: Tensor,

@@ -92,7 +92,7 @@ class Scorer:
             raise CheckpointError(f"no block of {directory} is trained yet")
         scores, scored = list[TextScore](), text[:, self.min_context :]
         for block in blocks:
-            nats = self._nats(lambda known, block=block: block.next_byte(block.read(known)[0]), text)  # type: ignore[misc]
+            nats = self._nats(block.predict, text)
             scores.append(TextScore.of(f"next byte, block {block.index}", nats, scored, corpus))
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None

@@ -167,7 +167,7 @@ class RunSpec:
         losses, blocks = dict[str, float](), self.chain(published)
         with torch.inference_mode():
             for name, block in zip(self.parts, blocks, strict=True):
-                losses[f"{name} next_byte"] = next_byte_nats(block.next_byte(block.read(text[:, :-1])[0]), text)
+                losses[f"{name} next_byte"] = next_byte_nats(block.predict(text[:, :-1]), text)
         return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
 
     def chain(self, published: Mapping[str, Tensors]) -> list[Block]:
