@@ -182,8 +182,8 @@ class SimulatedHost(Host):
         for job in ended if self.is_broken else ():
             job.result = internal("a hop failed")
         for job in ended if self.is_liar() else ():
-            for told in job.result, job.work.result:
-                what: Any = work_of(told) if isinstance(told, stage_pb2.Hop) else told
+            for output in job.result, job.work.result:
+                what: Any = work_of(output) if isinstance(output, stage_pb2.Hop) else output
                 for name in ("text", "hidden", "estimate"):
                     if value := getattr(what, name, b""):
                         setattr(what, name, bytes(each ^ 1 for each in value))

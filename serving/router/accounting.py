@@ -44,9 +44,11 @@ class Drawn:
     top: list[tuple[int, float]]
 
 
-def drawn_tokens(vocabulary: Vocabulary, tokens: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
-    written, nats = vocabulary.tokens(tokens), np.frombuffer(told.nats, "<f4").tolist()
-    top = list(zip(vocabulary.tokens(told.top_tokens), np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
+def drawn_tokens(vocabulary: Vocabulary, tokens: bytes, logprobs: stage_pb2.Logprobs) -> list[Drawn]:
+    written, nats = vocabulary.tokens(tokens), np.frombuffer(logprobs.nats, "<f4").tolist()
+    top = list(
+        zip(vocabulary.tokens(logprobs.top_tokens), np.frombuffer(logprobs.top_nats, "<f4").tolist(), strict=True)
+    )
     each = len(top) // len(nats)
     return [Drawn(token, nats[i], top[i * each : (i + 1) * each]) for i, token in enumerate(written)]
 
@@ -154,12 +156,12 @@ class Account:
         self.local_compute_ms += compute_ms
         self.divergence_bits.append((weights.divergence_bits, count * length))
 
-    def add_text(self, tokens: bytes, told: stage_pb2.Logprobs | None = None) -> None:
+    def add_text(self, tokens: bytes, logprobs: stage_pb2.Logprobs | None = None) -> None:
         """Add generated tokens and their logprobs, of which there may be more than tokens."""
         if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
-        if told is not None and told.nats:
-            self.logprobs += drawn_tokens(self.vocabulary, tokens, told)
+        if logprobs is not None and logprobs.nats:
+            self.logprobs += drawn_tokens(self.vocabulary, tokens, logprobs)
         self.output_tokens += self.vocabulary.count(tokens)
 
     def summary(self, mode: str, seed: int) -> router_pb2.Summary:

@@ -59,9 +59,9 @@ def _setting(
     http: its description in HTTP, by default `help` without the final brackets; empty: HTTP lacks it or has its own.
     own: further metadata. modes: the modes that accept it.
     """
-    told = help.rpartition(" (")[0] if http is AS_HELP else http
+    description = help.rpartition(" (")[0] if http is AS_HELP else http
     metadata = flag(help, **{"rare": True, **more})
-    return field(default=None, metadata={**metadata, "http": told, "modes": modes, **(own or {})})
+    return field(default=None, metadata={**metadata, "http": description, "modes": modes, **(own or {})})
 
 
 def _count(help: str, http: object = AS_HELP, maximum: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
