@@ -60,8 +60,10 @@ class BlockTask:
 class ArTask:
     """An AR model, all of its stages at once."""
 
-    def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
-        self.name, self.module, self.corpus, self.config = name, model.to(corpus.device), corpus, config
+    name = "ar"
+
+    def __init__(self, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
+        self.module, self.corpus, self.config = model.to(corpus.device), corpus, config
         self.length = model.architecture.context_length
         self.trained: list[nn.Module] = [model]
 
@@ -119,13 +121,16 @@ def stage_loss(stage: ArStage, later: Sequence[ArStage], hidden: Tensor, text: T
 class ScorerTask(ArTask):
     """All workers of a scorer in one process, which share only batches and copies."""
 
-    def __init__(self, name: str, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
-        super().__init__(name, workers, corpus, config)
-        self.workers, self.trained = workers, [*workers.stages]
+    name = "scorer"
+    module: StagesInOneProcess
+
+    def __init__(self, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
+        super().__init__(workers, corpus, config)
+        self.trained = [*workers.stages]
 
     def loss(self, step: int) -> StepLoss:
         if step % self.config.lookahead.refresh_every == 0:
-            self.workers.refresh()
+            self.module.refresh()
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        losses = self.workers.losses(text)
+        losses = self.module.losses(text)
         return StepLoss(torch.stack(losses).sum(), {"next_byte_nats": float(losses[-1].detach())})

@@ -142,7 +142,7 @@ class RunSpec:
         """The task of part `index`, for a worker whose batches and noise come from `seed`."""
         config, parts, module = replace(self.config, seed=seed), self.config.architecture.parts, self.module(index)
         if isinstance(module, ArModel):
-            return ArPart(AR, module, corpus, config)
+            return ArPart(module, corpus, config)
         if isinstance(module, ArStage):
             first = index if reads_features(config, index) else 0
             copies = [ArStage(config.architecture, i) for i in range(first, parts) if i != index]
