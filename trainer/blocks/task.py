@@ -47,8 +47,7 @@ class BlockTask:
     def evaluate(self) -> dict[str, float]:
         """Validation losses of this block alone; denoising starts at its own sigma_max."""
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
-        clean, _ = self.module.read(text[:, :-1])
-        next_byte = next_byte_nats(self.module.next_byte(clean), text)
+        next_byte = next_byte_nats(self.module.predict(text[:, :-1]), text)
         losses = chain_diagnostics([self.module], self.partition, text, STEPS_PER_BLOCK)
         return {
             "valid_next_byte_nats": next_byte,
