@@ -16,7 +16,7 @@ from stages.model.architecture import DATA_STD, PictureArchitecture
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.part import PictureKind, PicturePart
-from stages.settings import check, limits
+from stages.settings import limits
 from trainer.blocks.checkpoint_dir import open_checkpoint_dir
 from trainer.blocks.config import MatrixOptimizer, RunConfig
 from trainer.blocks.run import StepLoss
@@ -73,7 +73,7 @@ class PictureConfig(RunConfig):
         )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.sigma_min < self.sigma_max:
             raise ConfigError(f"sigma_min {self.sigma_min} must be below sigma_max {self.sigma_max}")
 
