@@ -345,7 +345,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.schedules < 1 or options.seed < 0:
         parser.error("--schedules must be at least 1, and --seed at least 0")
-    report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
+    report = search(options.schedules, options.seed, Script(), "python .ci/schedules.py")
     print(report.table)
     return 0 if report.passed else 1
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, echo
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import captured_log, virtual_time
 from loadtest.simulation.processes import TinyRelease
@@ -264,7 +264,6 @@ def shrink(model: SimulatedModel, schedule: Schedule) -> Schedule:
 def search(
     schedules: int,
     first_seed: int,
-    echo: Callable[[str], None],
     model: SimulatedModel | None = None,
     command: str = "onesweep bench chaos --simulate",
 ) -> BenchReport:
