@@ -32,7 +32,7 @@ from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
+from stages.checkpoint.checkpoint import save_part, save_parts, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
 from stages.host.server import StageServer
@@ -128,7 +128,7 @@ def write_bundle(directory: Path, seed: int, besides: Sequence[str] = ("local",)
                 continue
             model = shake(ArModel(replace(a, parts=parts)), seed + apart)
             write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
-            save_ar(directory / name, model)
+            save_parts(directory / name, model.stages)
         return directory
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stages.checkpoint.checkpoint import load_chain, save_ar, save_part
+from stages.checkpoint.checkpoint import load_chain, save_part, save_parts
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import ConfigError, Interrupted
 from stages.model.block import Block
@@ -69,7 +69,7 @@ def _train_pipeline(config: TrainingConfig, corpus: Corpus, out: Path, task: ArT
     manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective), corpus.tokenizer)
     if is_trained(out, manifest, 0, task.name):
         return manifest
-    return train_part(task, config, out, manifest, "ar", partial(save_ar, out, task.module))
+    return train_part(task, config, out, manifest, "ar", partial(save_parts, out, task.module.stages))
 
 
 def is_trained(out: Path, manifest: Manifest, part: int, name: str) -> bool:

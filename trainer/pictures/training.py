@@ -3,13 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import load_picture_part, save_part
+from stages.checkpoint.checkpoint import load_picture_part, save_part, save_parts
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import DATA_STD, PictureArchitecture
@@ -162,7 +163,7 @@ def train_picture_blocks(
             continue
         part = new_picture_part(architecture, index, "chain", config.seed + index, start)
         task = PictureTask(f"block-{index}", part, architecture, partition, index, pictures, config)
-        manifest = train_parts(task, config, out, manifest, [part])
+        manifest = train_part(task, config, out, manifest, task.name, partial(save_part, out, part))
     return manifest
 
 
@@ -181,7 +182,7 @@ def train_undivided(config: PictureConfig, pictures: PictureSet, out: Path, larg
     stages = [new_picture_part(architecture, index, "steps", config.seed + index) for index in range(parts)]
     net = UndividedNet(stages)
     task = PictureTask("steps", net, architecture, partition, 0, pictures, config)
-    return train_parts(task, config, out, manifest, stages)
+    return train_part(task, config, out, manifest, task.name, partial(save_parts, out, stages))
 
 
 def new_picture_part(
@@ -217,16 +218,3 @@ def new_picture_manifest(
         data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
         training=json.loads(json.dumps(record)),
     )
-
-
-def train_parts(
-    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[PicturePart]
-) -> Manifest:
-    """Run to the end, and put measurements and then weights into the checkpoint."""
-
-    def save() -> None:
-        hidden: Tensor | None = None
-        for part in parts:
-            hidden = save_part(out, part.eval(), hidden)
-
-    return train_part(task, config, out, manifest, task.name, save)
