@@ -116,7 +116,6 @@ class Task(Protocol):
 
 
 def state_path(directory: Path, name: str) -> Path:
-    """The state file of the run `name`."""
     return directory / f"{name}.state.safetensors"
 
 

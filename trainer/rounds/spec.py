@@ -116,7 +116,6 @@ class RunSpec:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shapes]:
-        """Tensor shapes of each part."""
         with torch.device("meta"):  # a worker that trains one part has no room for all
             return {name: shapes(dict(self.module(i).named_parameters())) for i, name in enumerate(self.parts)}
 
