@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from stages.model.architecture import Architecture
 from stages.model.block import Block
+from stages.model.layers import listed
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
 from stages.model.randomness import Purpose, uniforms
@@ -86,8 +86,7 @@ class StagesInOneProcess(ArModel):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__(architecture)
-        copies = nn.ModuleList(copy.deepcopy(stage) for stage in self.stages)
-        self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
+        self.copies = listed(copy.deepcopy(stage).requires_grad_(False) for stage in self.stages)
 
     def refresh(self) -> None:
         """Give every worker the others' current stages."""

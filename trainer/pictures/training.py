@@ -14,6 +14,7 @@ from stages.checkpoint.checkpoint import load_picture_part, save_part, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import DATA_STD, PictureArchitecture
+from stages.model.layers import listed
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.part import PictureKind, PicturePart
@@ -84,7 +85,7 @@ class UndividedNet(nn.Module):
 
     def __init__(self, parts: Sequence[PicturePart]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts = listed(parts)
 
     def forward(self, x: Tensor, sigma: Tensor, classes: Tensor) -> Tensor:
         """Like `PicturePart`, from c_in z to F."""
