@@ -82,7 +82,6 @@ def take_turns(
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
-    """A sample from one answer of the caller, with its floor."""
     if "error" in answer:
         return Sample(seed, number, error=answer["error"])
     network = testbed.network

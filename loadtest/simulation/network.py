@@ -293,7 +293,6 @@ class FaultyWorld(ABC):
             self.loop.call_later(FLAP_S, self._flap, fault)
 
     def end(self, fault: PlannedFault) -> None:
-        """End a fault, unless it has ended."""
         if fault in self.lasting:
             self.lasting.pop(fault)()
 
