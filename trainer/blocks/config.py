@@ -1,9 +1,9 @@
 """Settings of a training run: a TOML file, overridden by flags."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
@@ -118,6 +118,12 @@ class RunConfig(Checked):
     log_every: int = field(default=20, metadata=_COUNT)
     evaluate_every: int = field(default=500, metadata=_COUNT)
     save_every_s: float = field(default=60.0, metadata=_POSITIVE)
+
+    def record(self, *without: str) -> dict[str, Any]:
+        """The settings that determine weights, as JSON values. :param without: others to leave out."""
+        without = (*without, "log_every", "evaluate_every", "save_every_s")
+        kept = {name: value for name, value in asdict(self).items() if name not in without}
+        return json.loads(json.dumps(kept))  # tuples become lists, as when read back
 
 
 @dataclass(frozen=True)

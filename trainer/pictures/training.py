@@ -1,11 +1,9 @@
 """Training of nets that draw: separate blocks, an undivided net, or one small net for all noise levels."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -206,16 +204,12 @@ def new_picture_manifest(
     start: Path | None = None,
 ) -> Manifest:
     """The manifest of a training without any trained part."""
-    record: dict[str, Any] = asdict(config)
-    if start is not None:
-        record["start"] = read_manifest(start).digest()
-    for name in ("log_every", "evaluate_every", "save_every_s"):  # these do not affect weights
-        del record[name]
+    from_start = {} if start is None else {"start": read_manifest(start).digest()}
     return Manifest(
         kind=kind,
         architecture=architecture,
         parts=(None,) * architecture.parts,
         partition=partition,
         data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
-        training=json.loads(json.dumps(record)),
+        training=config.record() | from_start,
     )
