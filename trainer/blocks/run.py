@@ -108,7 +108,6 @@ class Task(Protocol):
     @property
     def trained(self) -> Sequence[nn.Module]:
         """Separately trained parts of the module, each with its own gradient norm."""
-        ...
 
     def loss(self, step: int) -> StepLoss: ...
 
