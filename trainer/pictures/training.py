@@ -179,8 +179,7 @@ def train_undivided(config: PictureConfig, pictures: PictureSet, out: Path, larg
     if is_trained(out, manifest, 0, "steps"):
         return manifest
     stages = [new_picture_part(architecture, index, "steps", config.seed + index) for index in range(parts)]
-    net = UndividedNet(stages)
-    task = PictureTask("steps", net, architecture, partition, 0, pictures, config)
+    task = PictureTask("steps", UndividedNet(stages), architecture, partition, 0, pictures, config)
     return train_part(task, config, out, manifest, task.name, partial(save_parts, out, stages))
 
 
