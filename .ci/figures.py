@@ -23,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -232,15 +233,15 @@ def written(text: str, places: list[Record], known: dict[str, float]) -> str:
         before = line
         key = (table if line.startswith("|") else "", NUMBER.sub("#", line))
         names = iter(pending[key].popleft() if pending.get(key) else [])
-        lines.append(NUMBER.sub(lambda number, names=names: _shown(number, next(names, None), known), line))
+        lines.append(NUMBER.sub(partial(_shown, known, names), line))
     if lost := [row for (_, row), left in pending.items() if left]:
         raise KeyError(f"no such line: {lost[0]}")
     return "\n".join(lines)
 
 
-def _shown(number: re.Match[str], name: str | None, known: dict[str, float]) -> str:
-    """The value of that name as the page shows it; the number itself where it has none."""
-    if name is None:
+def _shown(known: dict[str, float], names: Iterator[str | None], number: re.Match[str]) -> str:
+    """The value of the next name as the page shows it; the number itself where it has none."""
+    if (name := next(names, None)) is None:
         return number[0]
     decimals = len(number[1] or "")
     shown = round(known[name], decimals) + 0.0  # no "-0.0"

@@ -18,9 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from re import _constants, _parser
 from typing import Any
+
+# without types
+_constants: Any = import_module("re._constants")
+_parser: Any = import_module("re._parser")
 
 PACKAGES = ("onesweep", "stages", "serving", "trainer", "loadtest")
 NAMELESS = {"utils.py", "helpers.py"}

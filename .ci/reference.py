@@ -79,7 +79,7 @@ class Shared:
             options = {flag_of(option): option for option in every[("onesweep", *specimen.split())]}
             sets[title] = [options[flag] for flag in flags.split()]
         counted = Counter(o for options in every.values() for o in dict.fromkeys(options) if flag_of(o)[0] == "-")
-        others = {}
+        others = dict[str, Option]()
         for option, count in counted.most_common():
             if count > 1 and option[1]:
                 others.setdefault(option[0], option)

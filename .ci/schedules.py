@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost, ScriptedRelay, StepTaker, after
 
@@ -38,6 +38,7 @@ from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages import clock
 from stages.clock import monotonic
+from stages.host.plan import ModelKind
 from stages.v1 import stage_pb2
 from stages.wire.status import Code, StatusError, internal
 
@@ -47,9 +48,20 @@ CHUNK = 2  # tokens of a sweep, and of a prompt that are scored together
 CHECK_S = 0.2, 1.45, 2.2, 5.5, 10.5, 15.5  # after a fault begins or ends, routers look at their links
 ASKED_S, ONWARD_S, LOST_S = 0.25, 2.0, 5.3  # after a link falls silent: it was asked, its host says so, it is lost
 READY_S = 0.1  # until routers listen on all hosts
+T = TypeVar("T")
 
 
 # Routers
+
+
+class ScriptedRing(WatchedRing):
+    """A router's ring, whose links do their jobs at once."""
+
+    scripted: Sequence[ScriptedLink]  # its links
+
+    def spawn(self, job: Coroutine[Any, Any, T]) -> Any:  # noqa: ANN401
+        with suppress(StopIteration):
+            job.send(None)
 
 
 class ScriptedLink(HostLink):
@@ -57,7 +69,7 @@ class ScriptedLink(HostLink):
 
     is_open = False
 
-    def __init__(self, world: ScriptedWorld, ring: WatchedRing, entry: HostEntry) -> None:
+    def __init__(self, world: ScriptedWorld, ring: ScriptedRing, entry: HostEntry) -> None:
         relay: Any = ScriptedRelay(world.network, entry.address, ring.settings.hop_timeout_s)
         super().__init__(entry, relay.hop_timeout_s, relay=relay)
         self.world, self.ring, self.parts, self.held = world, ring, len(STAGES), {WEIGHTS: stage_pb2.Release()}
@@ -71,19 +83,22 @@ class ScriptedLink(HostLink):
     def opened(self) -> None:
         self.is_open, self.problem, unreleased, self._unreleased = True, "", self._unreleased, []
         for session in unreleased:
-            self.release(session)
+            self.ring.spawn(self.release(session))
 
     def lost(self, why: str) -> None:
         self.is_open = False
         self.ring._lose(self, why)
         here().call_at(self.world.loop.now_s + RETRY_S, self.listen)
 
-    def release(self, session: str | None = None) -> None:  # type: ignore[override]
+    async def release(self, session: str | None = None) -> None:
+        freed = [session] if session else []
+
         def free(call: Any) -> None:  # noqa: ANN401
-            call.connection.serves.sessions.release(session)
+            for each in freed:
+                call.connection.serves.sessions.release(each)
             call.end()
 
-        ScriptedCall(self.channel, free, lambda why: self._unreleased.append(session))  # type: ignore[arg-type]
+        ScriptedCall(self.channel, free, lambda why: self._unreleased.extend(freed))
 
     def look(self) -> bool:
         """Take note of how the host is, and of those after it. True if it will soon say more."""
@@ -106,14 +121,15 @@ class ScriptedLink(HostLink):
 
 def serve(case: simulation.Case, left_s: float, hear: Callable[..., object], call: Any) -> None:  # noqa: ANN401
     """Serve a request at a router. :param hear: is called at the client with what comes."""
-    due_at, kind = monotonic() + left_s, "chain" if case.mode in ("sweep", "chunked") else "ar"
+    due_at = monotonic() + left_s
+    kind: ModelKind = "chain" if case.mode in ("sweep", "chunked") else "ar"
     view: Any = SimpleNamespace(ring=call.connection.serves, weights=WEIGHTS, model=lambda kind: None)
     reply = partial(call.connection.answer, SMALL_BYTES, hear, call)
 
     def steps(taker: StepTaker) -> Steps[None]:
         account, patient_until_s = Account(), min(monotonic() + view.ring.settings.hop_timeout_s, due_at)
         try:
-            with Session(view, kind, len(case.prompt) + case.max_bytes, due_at, account) as session:  # type: ignore[arg-type]
+            with Session(view, kind, len(case.prompt) + case.max_bytes, due_at, account) as session:
                 session.on_event = taker.hear
                 yield from written(session, case, reply)
             reply(router_pb2.Summary(replays=account.replays))
@@ -225,7 +241,7 @@ class ScriptedWorld(FaultyWorld):
     def __init__(self, loop: VirtualLoop, schedule: Schedule) -> None:
         super().__init__(loop)
         self.schedule, self.begin_s = schedule, loop.now_s + READY_S
-        self.hosts, self.rings = dict[str, ScriptedHost](), dict[str, WatchedRing]()
+        self.hosts, self.rings = dict[str, ScriptedHost](), dict[str, ScriptedRing]()
         self.all_rings, self.outcomes = list[WatchedRing](), list[simulation.RequestOutcome]()
         self.last_tries = list[Try]()  # each the last of a request that has all its text
         self.network.places = {name: name for name in (*HOSTS, *ROUTER_NAMES)}
@@ -241,13 +257,13 @@ class ScriptedWorld(FaultyWorld):
         host.problems = self.loop.problems
 
     def _start_router(self, name: str) -> None:
-        ring = self.rings[name] = WatchedRing(name, self.hit, self.loop.problems)
+        ring = self.rings[name] = ScriptedRing(name, self.hit, self.loop.problems)
         self.all_rings.append(ring)
-        ring.spawn = lambda job: job  # a link's jobs are done at once
         ring.hedging = Hedging(self.schedule.second_tries)
         for kind in ("ar", "chain"):
             ring.hedging.record(kind, simulation.USUAL_S)
-        ring.links = [ScriptedLink(self, ring, entry) for entry in ENTRIES]
+        ring.scripted = [ScriptedLink(self, ring, entry) for entry in ENTRIES]
+        ring.links = [*ring.scripted]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.targets[0] in self.hosts:
@@ -259,8 +275,8 @@ class ScriptedWorld(FaultyWorld):
         for name, after_s in product(ROUTER_NAMES, CHECK_S):
             self.processes[name].call_at(self.loop.now_s + after_s, self._check_links, self.rings[name])
 
-    def _check_links(self, ring: WatchedRing) -> None:
-        if sum(link.look() for link in ring.links):  # of every one
+    def _check_links(self, ring: ScriptedRing) -> None:
+        if sum(link.look() for link in ring.scripted):  # of every one
             self.processes[ring.place].call_at(self.loop.now_s + CHECK_S[0], self._check_links, ring)
         ring._looked_at = monotonic()
         ring.look()
@@ -329,7 +345,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.schedules < 1 or options.seed < 0:
         parser.error("--schedules must be at least 1, and --seed at least 0")
-    report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
+    report = search(options.schedules, options.seed, Script(), "python .ci/schedules.py")
     print(report.table)
     return 0 if report.passed else 1
 

@@ -102,7 +102,8 @@ class ScriptedHost(SimulatedHost):
         for job in ended:
             work, known = job.work, job.session.caches
             part, start = (work.hop.session, work.number, work.start), work.start
-            clean = work_of(work.hop).clean  # that begins with one known token at most
+            message: Any = work_of(work.hop)
+            clean = message.clean  # that begins with one known token at most
             is_again = work.kind == "ar" and known.get(0, b"")[start : start + 2] == clean[:2] != clean[:1]
             if job.session.pending < 1 or part in self.done or (start and 0 not in known) or is_again:
                 self.problems.append(f"{self.settings.name} computes unwanted work, or work without its input")
@@ -130,7 +131,8 @@ class ScriptedHost(SimulatedHost):
 class ScriptedCall:
     """A call of one message over a `MemoryChannel`, and what is answered to it."""
 
-    waits, connection = False, None
+    waits = False
+    connection: Any = None
     cancel: Callable[[], object] = staticmethod(lambda: None)  # at the server, once the client has gone
 
     def __init__(self, channel: Any, serve: Callable[[Any], object], lost: Callable[[str], object]) -> None:  # noqa: ANN401

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import MAX_SEED, BenchReport, check_names, echo, origin
+from loadtest.commands import MAX_SEED, BenchReport, check_names, origin
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
@@ -234,11 +234,11 @@ def run_chaos(options: argparse.Namespace) -> int:
         check_needs(options, dict.fromkeys(("minutes", "profile", "checkpoint"), only))
         from loadtest.simulation.search import search
 
-        return run_bench(options, "chaos", lambda: search(settings.schedules, settings.seed, echo))
+        return run_bench(options, "chaos", lambda: search(settings.schedules, settings.seed))
     check_needs(options, {"schedules": "--schedules needs --simulate"})
     from loadtest.faults.serving_run import chaos, serving_report
 
-    return run_bench(options, "chaos", lambda: serving_report(chaos(settings, echo)))
+    return run_bench(options, "chaos", lambda: serving_report(chaos(settings)))
 
 
 # `bench quality`: text and pictures, scored by judges.

@@ -38,8 +38,6 @@ class Row:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """The results of a bench."""
-
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
     passed: bool = True  # False if something happened that must not: sets the exit code

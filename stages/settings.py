@@ -1,7 +1,7 @@
 """Settings: frozen dataclasses whose fields become command-line flags and TOML keys.
 
     @dataclass(frozen=True)
-    class LoadSettings:
+    class LoadSettings(Checked):
         checkpoint: Path = field(metadata=flag("bundle to serve", metavar="DIR"))  # --checkpoint DIR, required
         users: int = setting(8, "users at once", minimum=1)  # --users N   users at once (8)
         timeout_s: float = setting(60.0, "deadline of a request", above=0)  # --timeout-s S
@@ -12,9 +12,6 @@
         lease_s: float = setting(9.0, "free it after", rare=True)  # --set lease_s=S
         lab: LabSettings = field(default_factory=LabSettings)  # its flags too; in TOML the section [lab]
         seed: int = field(default=0, metadata=limits(minimum=0))  # no flag, but bounds for TOML and `check`
-
-        def __post_init__(self) -> None:
-            check(self)
 
     add_flags(parser, LoadSettings)
     settings = from_flags(LoadSettings, options)
@@ -208,6 +205,14 @@ def check(settings: DataclassInstance, error: type[InputError] = ConfigError, wh
         if expected := _expected(type(settings), f, value):
             shown_value = ",".join(map(str, value)) or "[]" if isinstance(value, tuple) else as_written(value)
             raise error(f"{where}{f.name} must {expected}, not {shown_value}")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Settings that `check` examines when they are made."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:

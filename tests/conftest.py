@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -27,12 +27,13 @@ from hypothesis.internal.constants_ast import Constants
 from torch import nn
 
 from loadtest.lab.lab import lab_problem
+from serving.cli.__main__ import main
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
+from stages.checkpoint.checkpoint import save_part, save_parts, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
 from stages.host.server import StageServer
@@ -128,7 +129,7 @@ def write_bundle(directory: Path, seed: int, besides: Sequence[str] = ("local",)
                 continue
             model = shake(ArModel(replace(a, parts=parts)), seed + apart)
             write_manifest(directory / name, Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT))
-            save_ar(directory / name, model)
+            save_parts(directory / name, model.stages)
         return directory
 
 
@@ -322,6 +323,40 @@ def local_ring() -> Callable[..., Any]:
                 yield client
 
     return ring
+
+
+class Ended(NamedTuple):
+    """The end of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        return self.err.removeprefix("onesweep: ").removesuffix("\n")
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def onesweep(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run a command in this process."""
+
+    def run(*arguments: object) -> Ended:
+        capfd.readouterr()
+        try:
+            code = main([*map(str, arguments)])
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        ended = Ended(code, *capfd.readouterr())
+        assert "Traceback" not in ended.out + ended.err
+        return ended
+
+    threads = torch.get_num_threads()
+    yield run
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -148,10 +148,11 @@ def folder() -> Target:
             expected = expected_shapes(family.architecture(config))
             sizes = {their_name(name): size for name, size in expected.items() if not name.startswith("layers.")}
             for theirs, ours in family.tensors.items():
-                parts = [expected.get(f"layers.0.{each}.weight".replace("*", "0")) for each in ours.split()]
-                if None not in parts:
-                    rows = sum(each[0] for each in parts)
-                    sizes[f"model.layers.0.{theirs}.weight".replace("*", "0")] = (rows, *parts[0][1:])
+                names = [f"layers.0.{each}.weight".replace("*", "0") for each in ours.split()]
+                if expected.keys() >= {*names}:
+                    rows, *columns = expected[names[0]]
+                    rows += sum(expected[name][0] for name in names[1:])
+                    sizes[f"model.layers.0.{theirs}.weight".replace("*", "0")] = (rows, *columns)
             yield json.dumps({"config": config, "tensors": sizes, "tokenizer_config": {"eos_token": "x"}}).encode()
 
     return Target(parse, seeds(), (OnesweepError,), changed_json)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc.aio
@@ -81,7 +81,7 @@ def first_works(kind: str, source: ModelSource) -> list[Any]:
     sampling, clean = stage_pb2.Sampling(seed=SEED, temperature=0.8), vocabulary.encode(range(40))
     if kind == "chain":
         return [stage_pb2.Sweep(clean=clean, slots=16, steps=2, codec="int8", sampling=sampling)]
-    read = {"clean": clean, "codec": "fp32", "sampling": sampling}
+    read: dict[str, Any] = {"clean": clean, "codec": "fp32", "sampling": sampling}
     candidates = [vocabulary.encode(range(n, n + 6)) for n in range(4)]
     return [
         step(prompt=40, **read),
@@ -138,14 +138,20 @@ def request() -> Target:
 class Router(router_pb2_grpc.RouterServiceServicer):
     """Draws two classes, it says, and answers all requests with UNIMPLEMENTED."""
 
+    async def Tokenize(self, request: object, context: Any) -> router_pb2.TokenizeResponse:  # noqa: ANN401
+        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no texts here")
+
     async def Status(self, request: object, context: object) -> router_pb2.StatusResponse:
         shown = stage_pb2.PictureInfo(classes=["0", "1"], height=8, width=8, channels=1)
         return router_pb2.StatusResponse(ready=True, pictures=shown, drawing_modes=["chain", "steps", "local"])
 
-    async def Generate(self, request: object, context: Any) -> None:  # noqa: ANN401
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no texts here")
+    async def Generate(self, request: object, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        yield await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no texts here")
 
-    Draw = Generate
+    async def Deploy(self, request_iterator: object, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        yield await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no texts here")
+
+    Draw = Rollback = Generate
 
 
 def http() -> Target:

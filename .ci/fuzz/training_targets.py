@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from google.protobuf.message import DecodeError
@@ -49,21 +50,21 @@ ROUNDS = 100  # of one coordinator, whose ledger grows
 def update() -> Target:
     """A payload of an update, or of features; the first two bytes choose codec and shapes, and its length is made right
     where it is too long."""
-    codecs = list(CODECS.values())
+    codecs = list(CODECS.items())
 
     def parse(data: bytes) -> None:
         number, like, payload = data[0] % (len(codecs) + len(FORMATS)), LIKE[data[1] % len(LIKE)], data[2:]
         if number >= len(codecs):
             FORMATS[number - len(codecs)].decode(payload)
             return
-        codec = codecs[number]
+        name, codec = codecs[number]
         public = {name: torch.zeros(shape) for name, shape in like.items()}
-        received = receive(public, payload[: codec.size(like)], codec.name)
+        received = receive(public, payload[: codec.size(like)], name)
         assert shapes(received) == like
         codec.decode(codec.encode(received), like)
 
     def seeds() -> Iterator[bytes]:
-        for i, codec in enumerate(codecs):
+        for i, (_, codec) in enumerate(codecs):
             for j, like in enumerate(LIKE):
                 yield bytes([i, j]) + codec.encode({name: torch.randn(shape) for name, shape in like.items()})
         for i, form in enumerate(FORMATS, len(codecs)):
@@ -96,7 +97,7 @@ class Training:
         async def aborted(refusal: StatusError, context: object) -> None:
             raise refusal
 
-        StatusError.abort = aborted  # type: ignore[method-assign, assignment]
+        patch.object(StatusError, "abort", aborted).start()
 
     def begun(self) -> Coordinator:
         self.stack.close()

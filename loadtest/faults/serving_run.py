@@ -9,13 +9,13 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from loadtest.commands import BenchReport, settings_record
+from loadtest.commands import BenchReport, echo, settings_record
 from loadtest.faults.serving_testbed import (
     FAULTS,
     MAX_HOSTS,
@@ -35,7 +35,6 @@ from stages.errors import ServiceError
 if TYPE_CHECKING:
     from loadtest.benches import ChaosSettings
 
-Echo = Callable[[str], None]
 POLL_S = 0.1
 RECOVERY_S = 60.0  # how long the next fault waits for the deployment to recover
 DETECTION_S = 1.5  # after a fault's end, the time by which the router knows its effects
@@ -166,7 +165,7 @@ class ChaosResult:
         return bad + self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
 
 
-def chaos(settings: ChaosSettings, echo: Echo) -> ChaosResult:
+def chaos(settings: ChaosSettings) -> ChaosResult:
     """Run it. Raises OnesweepError without a deployment, or without a text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     block_count(checkpoint)  # refuse early, before anything is started
@@ -184,7 +183,7 @@ def chaos(settings: ChaosSettings, echo: Echo) -> ChaosResult:
         caller = Caller(testbed.opened.network.command(ROUTER, COMMAND), Access(testbed.router, insecure=True))
         with closing(Clients(caller, cases, settings.requests_at_once, settings.patience_s)) as clients:
             begin_s = time.monotonic()
-            faults, ended = _run_schedule(testbed, clients, schedule, begin_s + settings.warm_up_s, echo)
+            faults, ended = _run_schedule(testbed, clients, schedule, begin_s + settings.warm_up_s)
             clients.wait(begin_s + settings.seconds)
             seconds, last_state = time.monotonic() - begin_s, clients.finish()
         return ChaosResult(
@@ -217,7 +216,7 @@ def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[byte
 
 
 def _run_schedule(
-    testbed: ServingTestbed, clients: Clients, schedule: Sequence[PlannedFault], begin_s: float, echo: Echo
+    testbed: ServingTestbed, clients: Clients, schedule: Sequence[PlannedFault], begin_s: float
 ) -> tuple[list[PlannedFault], dict[str, str]]:
     """Run every fault at its time, one after the other; the next one waits until the deployment has recovered.
 

@@ -33,8 +33,6 @@ class Node:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running lab."""
-
     profile: Profile
     places: dict[str, Node]  # `router`, `host-1`, ..
     pid: int  # of the lab process

@@ -65,7 +65,7 @@ def open_tun() -> int:
     return tun
 
 
-def set_network(address: str, closed: Collection[str] = ()) -> None:
+def set_network(address: str, closed: Collection[str]) -> None:
     """Give this namespace's node its address and a route to the others. Raises LabError with the output of `ip`.
 
     :param closed: addresses of nodes whose connections it rejects."""

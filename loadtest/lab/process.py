@@ -53,17 +53,15 @@ class LabProcess:
 
     def __init__(self, profile: Profile, hosts: int) -> None:
         self.profile = profile
-        self.names = node_names(hosts)
-        self.addresses = [str(each) for each, _ in zip(ip_network(SUBNET).hosts(), self.names, strict=False)]
+        self.addresses = dict(zip(node_names(hosts), map(str, ip_network(SUBNET).hosts()), strict=False))
         self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0
         with file_errors(LabError, "cannot create a network namespace"):
-            for name, address in zip(self.names, self.addresses, strict=True):
+            for name, address in self.addresses.items():
                 with own_namespace() as namespace:
                     self.tuns.append(open_tun())
-                    closed = profile.closed.get(name, ())
-                    set_network(address, [self.addresses[self.names.index(other)] for other in closed])
+                    set_network(address, [self.addresses[other] for other in profile.closed.get(name, ())])
                     if name in profile.gateways:
                         self.namespaces[name.replace("host", "gateway")], namespace = namespace, make_home()
                     self.namespaces[name] = namespace
@@ -73,7 +71,7 @@ class LabProcess:
     def record(self) -> Lab:
         """The record with which another process finds the lab and runs programs in it."""
         own = f"/proc/{os.getpid()}/fd"
-        addresses = dict(zip(self.names, self.addresses, strict=True))
+        addresses = dict(self.addresses)
         for name in self.profile.gateways:
             addresses[name.replace("host", "gateway")], addresses[name] = addresses[name], HOME_ADDRESS
         places = {name: Node(addresses[name], f"{own}/{held}") for name, held in self.namespaces.items()}
@@ -84,10 +82,10 @@ class LabProcess:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         channels = {
             (source, destination): Channel(self.profile.link(one, other), f"{one} to {other}")
-            for (one, source), (other, destination) in permutations(zip(self.names, self.addresses, strict=True), 2)
+            for (one, source), (other, destination) in permutations(self.addresses.items(), 2)
         }
         try:
-            forward_packets(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders)
+            forward_packets(dict(zip(self.addresses.values(), self.tuns, strict=True)), channels, self.orders)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stages.errors import ConfigError, one_of
-from stages.settings import check, from_toml, limits, read_toml
+from stages.settings import Checked, from_toml, limits, read_toml
 
 # A user's description of one directed link between two nodes.
 
@@ -17,7 +17,7 @@ DEFAULT_QUEUE_MS = 100.0
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """Delay, rate, queue and loss from one node to another. Raises ConfigError for impossible values."""
 
     delay_ms: float = field(default=0.0, metadata=limits(minimum=0, maximum=60_000))  # propagation, one way
@@ -30,7 +30,7 @@ class Link:
     loss: float = field(default=0.0, metadata=limits(minimum=0, maximum=0.99))  # share lost before the queue
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.jitter_ms > self.delay_ms:
             raise ConfigError(f"jitter_ms must be 0 to delay_ms ({self.delay_ms:g}), not {self.jitter_ms:g}")
         if self.queue_ms is not None and self.rate_mbps is None:

@@ -82,7 +82,6 @@ def take_turns(
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
-    """A sample from one answer of the caller, with its floor."""
     if "error" in answer:
         return Sample(seed, number, error=answer["error"])
     network = testbed.network
@@ -166,8 +165,10 @@ def measure_wan(settings: WanSettings) -> BenchReport:
                 found += [Sample(settings.seed + number, number, error=problem) for number in missing]
                 samples += [_sample_record(name, series, sample) for sample in found]
                 row = row_of(name, series, found, links) | same_as_ar(series, taken)
-                if links:
-                    row["over_direct"] = _over_direct(found, every.get(DIRECT, {}).get(series, []))
+                if links:  # beside the same requests over direct links, made at about the same time
+                    both = zip(found, every.get(DIRECT, {}).get(series, []), strict=False)
+                    ratios = [a.latency_ms / b.latency_ms for a, b in both if not (a.error or b.error)]
+                    row["over_direct"] = statistics.median(ratios) if ratios else None
                 if series.variant.mode in WITHOUT_HOSTS and not series.length.draws:
                     good = [(series.prompts.text(each.number), each.account) for each in found if not each.error]
                     texts = [(prompt.encode(), bytes.fromhex(account["output_hex"])) for prompt, account in good]
@@ -199,13 +200,6 @@ def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Ta
         for testbed, series, samples in take_turns(rows, s.requests, s.at_once, s.seed):
             every[testbed.network.links][series] += samples
             meter.update()
-
-
-def _over_direct(found: Sequence[Sample], direct: Sequence[Sample]) -> float | None:
-    """Median ratio of requests' times to those of the same requests over direct links, made at about the same time;
-    None without such."""
-    both = [(one, other) for one, other in zip(found, direct, strict=False) if not (one.error or other.error)]
-    return statistics.median(one.latency_ms / other.latency_ms for one, other in both) if both else None
 
 
 def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[str, Any]:

@@ -159,7 +159,6 @@ def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
 
 
 def knee_note(result: LoadResult, found: bool) -> str:
-    """The knee in a sentence."""
     return f"{result.mode}: {'knee at' if found else 'no knee up to'} {_in_short(result)}"
 
 

@@ -42,7 +42,6 @@ class Process:
         self.parked: list[_Handle] = []  # calls that came due while it was halted
 
     def start(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task of this process."""
         return self.loop.create_task(job, context=self.context)
 
     def call_at(self, at_s: float, call: Call, *arguments: Any) -> _Handle:  # noqa: ANN401

@@ -39,7 +39,6 @@ class Direction:
 
     number: int
     delay_s: float = DELAY_S
-    bytes_per_s: float = BYTES_PER_S
     cut: int = 0  # number of faults that cut it now
     free_at: float = 0.0  # when its queue is sent
     last_at: float = 0.0  # when the last bytes arrive
@@ -71,7 +70,7 @@ class MemoryNetwork:
             link.held.append((process, size, call, arguments))
             return
         now = self.loop.now_s
-        link.free_at = max(link.free_at, now) + size / link.bytes_per_s
+        link.free_at = max(link.free_at, now) + size / BYTES_PER_S
         # never at the same moment: a loop runs simultaneous timers in any order
         link.last_at = at = max(link.last_at + 1e-9, link.free_at + link.delay_s)
         self.events = hash((self.events, at, link.number, size))
@@ -293,7 +292,6 @@ class FaultyWorld(ABC):
             self.loop.call_later(FLAP_S, self._flap, fault)
 
     def end(self, fault: PlannedFault) -> None:
-        """End a fault, unless it has ended."""
         if fault in self.lasting:
             self.lasting.pop(fault)()
 

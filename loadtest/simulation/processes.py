@@ -21,7 +21,7 @@ from serving.router.paths import HEDGE_SHARE, SUSPECT_S
 from serving.router.ring import Ring
 from serving.router.session import Session
 from stages.backends import Backend
-from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
+from stages.checkpoint.checkpoint import save_part, save_parts, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
 from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
@@ -106,7 +106,7 @@ class TinyRelease:
                 model = _shaken(ArModel(replace(a, parts=parts)), generator)
                 manifest = Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT)
                 write_manifest(directory / name, manifest)
-                save_ar(directory / name, model)
+                save_parts(directory / name, model.stages)
         return cls._read(directory)
 
     @classmethod
@@ -117,12 +117,11 @@ class TinyRelease:
             torch.manual_seed(0)
             kinds: dict[PictureKind, int] = {"chain": PICTURES.parts, "steps": 1}
             for kind, blocks in kinds.items():
-                partition, hidden = equal_probability(blocks, *SIGMAS), None
+                partition = equal_probability(blocks, *SIGMAS)
                 manifest = Manifest(kind, PICTURES, (None,) * PICTURES.parts, partition=partition)
                 write_manifest(directory / kind, manifest)
-                for index in range(PICTURES.parts):
-                    part = _shaken(PicturePart(PICTURES, index, kind), generator)
-                    hidden = save_part(directory / kind, part, hidden)
+                indices = range(PICTURES.parts)
+                save_parts(directory / kind, [_shaken(PicturePart(PICTURES, i, kind), generator) for i in indices])
         return cls._read(directory)
 
     @classmethod
@@ -182,8 +181,8 @@ class SimulatedHost(Host):
         for job in ended if self.is_broken else ():
             job.result = internal("a hop failed")
         for job in ended if self.is_liar() else ():
-            for told in job.result, job.work.result:
-                what: Any = work_of(told) if isinstance(told, stage_pb2.Hop) else told
+            for output in job.result, job.work.result:
+                what: Any = work_of(output) if isinstance(output, stage_pb2.Hop) else output
                 for name in ("text", "hidden", "estimate"):
                     if value := getattr(what, name, b""):
                         setattr(what, name, bytes(each ^ 1 for each in value))

@@ -191,11 +191,9 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
     if deploy_at_s is not None:
         kinds |= dict.fromkeys(("replace", "power", "torn", "no-room"), kinds["kill"])
-    any_host, any_client = [(name,) for name in hosts], [(name,) for name in CLIENT_NAMES]
+    any_host, any_client, any_process = ([(name,) for name in names] for names in (hosts, CLIENT_NAMES, faulty))
     targets_of: dict[str, Sequence[tuple[str, ...]]] = {
-        **{
-            each: [(n,) for n in faulty] for each in ("kill", "freeze", "jump", "untrusted", "power", "torn", "no-room")
-        },
+        **dict.fromkeys(("kill", "freeze", "jump", "untrusted", "power", "torn", "no-room"), any_process),
         **dict.fromkeys(("replace", "full", "broken", "slow", "token"), any_host),
         **dict.fromkeys(("cut", "one-way"), harmed_links),
         **dict.fromkeys(("reset", "half-open", "slow-link"), links),

@@ -6,16 +6,17 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol
 from unittest.mock import patch
 
 import torch
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, echo
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import captured_log, virtual_time
 from loadtest.simulation.processes import TinyRelease
@@ -53,6 +54,17 @@ BUSY_S = 0.3  # time of the other client's requests
 MAX_MOVES = 2  # caused by one fault, including moves to hosts that it has hit
 # Two faults may leave a router without a path, or hit two tries at once: then a hop's timeout passes.
 NO_WAY_S, BACK_S = 6.0, 2.5  # BACK_S: after a fault routers dial again, and gRPC waits up to 2 s in between
+
+
+class SimulatedModel(Protocol):
+    """The code under test, with a model for it."""
+
+    @property
+    def answers(self) -> Answers: ...
+
+    def schedule(self, seed: int) -> Schedule: ...
+
+    def run(self, schedule: Schedule) -> ScheduleRun: ...
 
 
 class Weights:
@@ -240,7 +252,7 @@ async def _run(world: World, schedule: Schedule) -> ScheduleRun:
     return ScheduleRun(outcomes, later, failure, left, world.network.events)
 
 
-def shrink(model: Weights, schedule: Schedule) -> Schedule:
+def shrink(model: SimulatedModel, schedule: Schedule) -> Schedule:
     """The same schedule without the faults that are not needed for its trouble."""
     for fault in schedule.faults:
         smaller = replace(schedule, faults=tuple(each for each in schedule.faults if each is not fault))
@@ -252,8 +264,7 @@ def shrink(model: Weights, schedule: Schedule) -> Schedule:
 def search(
     schedules: int,
     first_seed: int,
-    echo: Callable[[str], None],
-    model: Weights | None = None,
+    model: SimulatedModel | None = None,
     command: str = "onesweep bench chaos --simulate",
 ) -> BenchReport:
     """Run the schedules of a seed and the following ones until one fails, and shrink that one.

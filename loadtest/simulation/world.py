@@ -101,8 +101,6 @@ class RequestOutcome:
 
 @dataclass(frozen=True)
 class ScheduleRun:
-    """The outcome of one schedule."""
-
     outcomes: list[RequestOutcome]
     after: list[RequestOutcome]  # of requests once all faults are over
     deploy: str | None  # why the deployment failed; empty if it did not, None without one

@@ -254,8 +254,12 @@ class MachineRing:
                 self.progress.say(f"{link.entry.name}: {sent_bytes / MEGABYTE:.1f} MB sent, blocks {link.entry.span}")
 
             try:
-                await asyncio.gather(*(_waited(link, ANSWER_S, lambda info: True) for link in links))
-                new = [link for link in links if not _has(link, name)]
+                infos = await asyncio.gather(*(_waited(link, ANSWER_S, lambda info: True) for link in links))
+                new = [  # the others have loaded their blocks of the release, or are about to
+                    link
+                    for link, info in zip(links, infos, strict=True)
+                    if (*info.blocks,) != link.entry.blocks or name not in {each.name for each in info.releases}
+                ]
                 # No machine changes its stage before all have their files, so a failure leaves the old ring.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(_loading(link, name, given[link]) for link in new))
@@ -307,12 +311,6 @@ async def _room(link: HostLink) -> StageHost:
     if not info.HasField("room") or not 0 < info.room.speed < math.inf:
         raise failed_precondition(f"machine {link.entry.name} has its own checkpoint, or reports an impossible speed")
     return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
-
-
-def _has(link: HostLink, release: str) -> bool:
-    """True if a machine has loaded its blocks of a release, or is about to."""
-    info = link.info
-    return info is not None and (*info.blocks,) == link.entry.blocks and release in {r.name for r in info.releases}
 
 
 async def _loading(link: HostLink, release: str, given: stage_pb2.Assignment) -> None:

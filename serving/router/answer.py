@@ -33,8 +33,8 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = Fals
         drawn, again = (np.frombuffer(event.pictures.pixels, np.uint8).astype(np.int16) for event in (one, other))
         # Honest numbers that differ by TOLERANCE may round to neighbouring shades.
         return drawn.shape == again.shape and np.allclose(drawn, again, rtol=0, atol=1)
-    told, told_again = (_floats(event.logprobs.nats + event.logprobs.top_nats) for event in (one, other))
-    return (one.text, one.complete) == (other.text, other.complete) and _close(told, told_again)
+    nats, repeated = (_floats(event.logprobs.nats + event.logprobs.top_nats) for event in (one, other))
+    return (one.text, one.complete) == (other.text, other.complete) and _close(nats, repeated)
 
 
 def same_results(mine: Sequence[stage_pb2.Event], theirs: Sequence[stage_pb2.Event], exact: bool = False) -> bool:
@@ -95,19 +95,19 @@ class AuditedAnswer:
         first = self.works[0]
         return isinstance(first, stage_pb2.Read) and first.score.remaining > 0
 
-    def came(self, events: Sequence[stage_pb2.Event], due: int) -> list[stage_pb2.Event] | None:
-        """The results in the events of a step, of which `due` must arrive; None while some are missing."""
+    def received(self, events: Sequence[stage_pb2.Event], expected: int) -> list[stage_pb2.Event] | None:
+        """The results in the events of a step, of which `expected` must arrive; None while some are missing."""
         if not self.by_hosts:
-            return [merged(events)] if len(events) == due else None
-        drawn = self.told(events)
-        return drawn if len(drawn) == len(self.told(self.results)) else None
+            return [merged(events)] if len(events) == expected else None
+        drawn = self.comparable(events)
+        return drawn if len(drawn) == len(self.comparable(self.results)) else None
 
     @property
     def given(self) -> int:
         """Steps that scored tokens of the prompt, before the text."""
         return sum(isinstance(work, stage_pb2.Read) and work.sample.given for work in self.works[: len(self.results)])
 
-    def told(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
+    def comparable(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
         """`results`, with those of a drawn text merged into one, so that its pieces do not matter."""
         if self.by_hosts:  # up to the end of the text; a step without text appears where another host took over
             return [each for each in results if each.text][: sum(bool(each.text) for each in self.results)]

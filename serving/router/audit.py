@@ -134,7 +134,7 @@ class Auditor:
 
     async def _audit(self, answer: AuditedAnswer, other: HostPath) -> bool:
         theirs = await self._ask(answer, other)
-        if same_results(answer.told(answer.results), theirs, exact=True):
+        if same_results(answer.comparable(answer.results), theirs, exact=True):
             self.suspicion.passed()
             return True
         if (right := await self._right(answer, other, theirs)) is None:
@@ -155,7 +155,7 @@ class Auditor:
 
     async def _right(self, answer: AuditedAnswer, other: HostPath, theirs: Results) -> Results | None:
         """The right results, by a third opinion; None if that does not decide."""
-        mine, own = answer.told(answer.results), True
+        mine, own = answer.comparable(answer.results), True
         third, path = await self._own(answer), HostPath()
         if third is None:
             for avoid in (answer.hosts.union(other), other):
@@ -175,7 +175,7 @@ class Auditor:
         try:
             if self.verifier is not None and self.verifier.find(steps[0][0].digest):
                 loop = asyncio.get_running_loop()
-                return answer.told(await loop.run_in_executor(self._thread, self.verifier.results, steps))
+                return answer.comparable(await loop.run_in_executor(self._thread, self.verifier.results, steps))
         except OnesweepError as error:
             log.warning("the router's own checkpoint cannot be used for audits: %s", error)
         return None
@@ -206,17 +206,17 @@ class Auditor:
 
     async def _ask(self, answer: AuditedAnswer, path: HostPath) -> Results:
         """Send an answer's work over a path like any other work, and return the results. Raises StatusError."""
-        came = asyncio.Queue[stage_pb2.Event](MAX_UNREAD)
-        attempt = self.ring.begin(path, lambda _, event: None if came.full() else came.put_nowait(event))
+        arrived = asyncio.Queue[stage_pb2.Event](MAX_UNREAD)
+        attempt = self.ring.begin(path, lambda _, event: None if arrived.full() else arrived.put_nowait(event))
         results = Results()
         try:
             for hops in answer.steps(attempt, self._random):
                 attempt.send(hops)
                 events = Results()
-                while (whole := answer.came(events, attempt.results)) is None:
+                while (whole := answer.received(events, attempt.results)) is None:
                     wait_s = min(self.ring.settings.hop_timeout_s + answer.took_s, seconds_until(answer.due_at))
                     async with asyncio.timeout(wait_s):
-                        event = await came.get()
+                        event = await arrived.get()
                     if event.WhichOneof("outcome") == "fault":
                         raise StatusError.numbered(event.fault.code, event.fault.message)
                     if event.pictures.preview:
@@ -230,7 +230,7 @@ class Auditor:
             raise deadline_exceeded("no result arrived for an audited answer") from None
         finally:
             self.ring.end(attempt)
-        return answer.told(results)
+        return answer.comparable(results)
 
     def _replica(self, link: HostLink) -> HostLink | None:
         fit = (
@@ -359,10 +359,10 @@ class Quarantine:
 
 def _read(path: Path) -> dict[str, Finding]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
         return {
             name: Finding(str(each["reason"]), float(each["until"]), int(each["times"]), tuple(each["instances"]))
-            for name, each in told.items()
+            for name, each in stored.items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("%s cannot be read, and is rewritten: %s", path, error)

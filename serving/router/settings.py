@@ -24,8 +24,6 @@ class AdmissionSettings:
 
 @dataclass(frozen=True)
 class RingSettings:
-    """Settings of a ring."""
-
     # How long to wait for a host's ack or description, and for lost hosts to come back.
     hop_timeout_s: float = setting(5.0, "wait for a host", above=0, rare=True)
     # Pause between the messages that keep an idle link's congestion window open.

@@ -24,7 +24,6 @@ class TopologySource(Protocol):
 
     def read(self) -> Topology:
         """The current topology. Raises ConfigError for a wrong one, ServiceError if there is none."""
-        ...
 
 
 @dataclass(frozen=True)

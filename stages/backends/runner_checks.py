@@ -4,7 +4,7 @@ Matrix libraries choose their kernels by shape and processor, and promise nothin
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ class OneAtATime(BlockRunner, StageRunner, PictureRunner):
         return [result for piece in hidden for result in self.runner.next_byte([piece])]
 
     def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
-        return [torch.cat([self.runner.evaluate([each])[0] for each in _single(piece)]) for piece in pieces]
+        return [torch.cat([self.runner.evaluate([each])[0] for each in piece.split(1)]) for piece in pieces]
 
 
 def checked(runner: Runner, part: AnyPart) -> Runner:
@@ -158,10 +158,6 @@ def _picture_piece(part: PicturePart, count: int, sigma: float, generator: torch
     a = part.architecture
     x = torch.randn(count, a.tokens, a.patch_dim if part.reads_patches else a.features, generator=generator)
     return PicturePiece(x, sigma, torch.randint(len(a.classes) + 1, (count,), generator=generator))
-
-
-def _single(piece: PicturePiece) -> Iterator[PicturePiece]:
-    return (PicturePiece(piece.x[i : i + 1], piece.sigma, piece.classes[i : i + 1]) for i in range(len(piece.x)))
 
 
 def clean_piece(

@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from io import BufferedReader
@@ -125,11 +125,11 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
         return manifest
 
 
-def save_ar(directory: Path, model: ArModel) -> None:
-    """Save every stage of an AR model in the checkpoint in `directory`, whose manifest must exist."""
+def save_parts(directory: Path, parts: Sequence[AnyPart]) -> None:
+    """Save all parts of a model in the checkpoint in `directory`, whose manifest must exist."""
     hidden: Tensor | None = None
-    for stage in model.stages:
-        hidden = save_part(directory, stage, hidden)
+    for part in parts:
+        hidden = save_part(directory, part, hidden)
 
 
 def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half: bool = False) -> Tensor | None:

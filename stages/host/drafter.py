@@ -250,7 +250,6 @@ class Drafter:
     def drafted(
         self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
     ) -> Draft:
-        """Draft tokens after `known`."""
         ahead, state.ahead, text, sizing = state.ahead, None, state.text, state.sizing
         if text is None:
             found = prompt_lookup(known, self.vocabulary, min(plan.total or sizing.length(), plan.most))

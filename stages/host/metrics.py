@@ -50,8 +50,6 @@ STAGE_METRICS = (
 
 
 class LinkCounters(LinkObserver):
-    """Counters of one link."""
-
     def __init__(self) -> None:
         self.sent_bytes = 0
         self.handover_s = Histogram()

@@ -42,7 +42,6 @@ class ModelSource:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the model."""
         return Vocabulary(self.manifest.text_architecture.vocabulary)
 
 

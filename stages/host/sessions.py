@@ -193,7 +193,6 @@ class SessionStore:
         return session
 
     def renew(self, session: HostSession, now_s: float) -> None:
-        """Renew a session's lease."""
         session.expires_at = now_s + self.lease_s
 
     def release(self, name: str, is_over: bool = False) -> bool:

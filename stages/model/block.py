@@ -1,14 +1,13 @@
 """One block of the chain: clean stream, noisy slots, next-byte head."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.model.architecture import Architecture
-from stages.model.layers import Layer, LayerCache, initialise, rotary_table
+from stages.model.layers import Layer, LayerCache, initialise, listed, rotary_table
 from stages.model.randomness import Codes
 from stages.model.samplers import input_scale
 
@@ -57,8 +56,7 @@ class Block(nn.Module):
         self.estimate_in = nn.Linear(a.code_dim, a.width, bias=False)
         self.slot = nn.Parameter(torch.zeros(a.width))
         self.condition = NoiseCondition(a.condition_dim)
-        layers = (Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
-        self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
+        self.layers = listed(Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
         self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
         self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
         self.register_buffer("codes", codes.table(), persistent=False)
@@ -92,6 +90,10 @@ class Block(nn.Module):
     def next_byte(self, features: Tensor) -> Tensor:
         """Logits (batch, positions, vocabulary) of the token after each clean position."""
         return self.clean_head(self.clean_norm(features))
+
+    def predict(self, tokens: Tensor) -> Tensor:
+        """Logits (batch, positions, vocabulary) of the token after each of `tokens` (batch, positions)."""
+        return self.next_byte(self.read(tokens)[0])
 
     def denoise(
         self,

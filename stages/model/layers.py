@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from stages.model.few_bits import Int8Embedding
 
+M = TypeVar("M", bound=nn.Module)
 Numbers = Any  # NDArray[np.float32] in the processor's memory, a Tensor on another device: both are assigned to alike
 
 
@@ -204,6 +205,11 @@ class Layer(CausalLayer):
 def _join(x: Tensor) -> Tensor:
     batch, heads, positions, head_dim = x.shape
     return x.transpose(1, 2).reshape(batch, positions, heads * head_dim)
+
+
+def listed(modules: Iterable[M]) -> Sequence[M]:
+    """An nn.ModuleList, with the type of its modules."""
+    return cast(Sequence[M], nn.ModuleList(modules))
 
 
 def initialise(module: nn.Module, layers: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 
 from stages.model.architecture import Activation, Experts, LinearScaling, LlamaArchitecture, Matrix, RopeScaling
 from stages.model.few_bits import Bfloat16Linear, Int8Embedding, Int8Linear, QuantLinear
-from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
+from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, listed, rotate, seen_keys, soft_capped
 
 
 # Rounded to float32 as in the code that trained these models: each frequency, and each product with a position. Float64
@@ -149,8 +148,7 @@ class Mixture(nn.Module):
         a, self.used, self.normalised = architecture, experts.used, experts.normalised
         self.activation = a.activation
         self.router = nn.Linear(a.width, experts.count, bias=False)
-        made = (Expert(a) for _ in range(experts.count))
-        self.experts = cast(Sequence[Expert], nn.ModuleList(made))
+        self.experts = listed(Expert(a) for _ in range(experts.count))
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the experts that a position uses, and their indices: (rows, used) each. scores: (rows, count)."""
@@ -192,8 +190,7 @@ class LlamaStage(CausalStage):
         kind = Int8Embedding if a.is_grouped else nn.Embedding
         self.embedding = kind(a.vocabulary, a.width) if self.is_first else None
         begin = sum(a.layers[:index])
-        layers = (LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
-        self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(layers))
+        self.layers = listed(LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
         self.head = None
         if self.is_last and a.tied_head and isinstance(self.embedding, nn.Embedding):

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stages.model.architecture import Architecture, TextArchitecture
-from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
+from stages.model.layers import CausalStage, Layer, LayerCache, initialise, listed, rotary_table
 from stages.model.llama import LlamaStage
 
 
@@ -22,7 +21,7 @@ class ArStage(CausalStage):
         super().__init__(index, architecture.parts)
         self.architecture = a = architecture
         self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
-        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(a.layers)))
+        self.layers = listed(Layer(a.width, a.heads) for _ in range(a.layers))
         self.norm = nn.RMSNorm(a.width) if self.is_last else None
         self.head = nn.Linear(a.width, a.vocabulary) if self.is_last else None
         self.register_buffer("rotary", rotary_table(a.context_length, a.head_dim), persistent=False)
@@ -42,8 +41,7 @@ class ArModel(nn.Module):
         """:param stages: those of a loaded model; by default new ones."""
         super().__init__()
         self.architecture = architecture
-        stages = stages or [ArStage(architecture, i) for i in range(architecture.parts)]
-        self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
+        self.stages = listed(stages or (ArStage(architecture, i) for i in range(architecture.parts)))
 
     def forward(self, source: Tensor) -> Tensor:
         """Next-token logits (batch, positions, vocabulary) for tokens (batch, positions)."""

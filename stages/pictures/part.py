@@ -1,7 +1,7 @@
 """One part of a picture model: a block with a noise range, or a stage of an undivided net."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from stages.model.architecture import PictureArchitecture
 from stages.model.block import FOURIER_FEATURES, noise_frequencies
+from stages.model.layers import listed
 
 # `chain`: blocks, each with its own input layer and head. `steps`: stages cut from one net.
 PictureKind = Literal["chain", "steps"]
@@ -66,8 +67,7 @@ class PicturePart(nn.Module):
         self.noise_in = nn.Linear(2 * FOURIER_FEATURES, a.condition_dim)
         self.noise_out = nn.Linear(a.condition_dim, a.condition_dim)
         # A stage of an undivided net has its own condition, too: sent along, it would add bytes to every hop.
-        layers = (DitLayer(a.features, a.heads, a.condition_dim) for _ in range(a.layers))
-        self.layers = cast(Sequence[DitLayer], nn.ModuleList(layers))
+        self.layers = listed(DitLayer(a.features, a.heads, a.condition_dim) for _ in range(a.layers))
         self.head_modulation = nn.Linear(a.condition_dim, 2 * a.features) if self.has_head else None
         self.head = nn.Linear(a.features, a.patch_dim) if self.has_head else None
         self.register_buffer("frequencies", noise_frequencies(), persistent=False)

@@ -8,10 +8,10 @@ mean of the denoised pictures so far.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from stages.device import Tensor
 from stages.limits import MAX_SEED
@@ -118,6 +118,11 @@ class PicturePiece:
     @property
     def rows(self) -> int:
         return self.x.shape[0] * self.x.shape[1]
+
+    def split(self, count: int) -> list[Self]:
+        """The same pictures in pieces of at most `count`."""
+        parts = zip(self.x.split(count), self.classes.split(count), strict=True)
+        return [replace(self, x=x, classes=classes) for x, classes in parts]
 
 
 def skip_scale(sigma: float) -> float:

@@ -121,7 +121,6 @@ def retry_after_ms(metadata: Mapping[str, str]) -> int | None:
 
 
 def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:
-    """Trailing metadata of a failed call."""
     metadata: Any = error.trailing_metadata()
     return {str(key): str(value) for key, value in metadata or ()}
 

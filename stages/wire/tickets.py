@@ -136,7 +136,6 @@ class Invitations:
         return made, secret
 
     def revoke(self, id: str) -> None:
-        """Revoke an invitation."""
         with file_lock(self.path):
             self._write([replace(each, revoked=each.revoked or each.id == id) for each in self.all()])
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
-from tests.conftest import write_bundle
+from tests.conftest import Ended, write_bundle
 from tests.stages.conftest import one_thread
 
 __all__ = ["one_thread"]
@@ -24,10 +23,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("bundle"), seed=0, besides=(), parts=2, context_length=96)
 
 
-def check_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str, code: int = 2) -> None:
-    """A command ends with one line, and prints nothing before it."""
-    assert main(arguments) == code
-    out, err = capsys.readouterr()
-    assert err.startswith("onesweep: ")
-    assert sentence in err
-    assert (err.count("\n"), out) == (1, "")
+def check_refused(ended: Ended, sentence: str) -> None:
+    """A command ended with one line, and printed nothing before it."""
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert ended.err.startswith("onesweep: ")
+    assert sentence in ended.err

@@ -1,6 +1,6 @@
 """A deployment of real processes for the tests that only ask it for text, and one to break."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.__main__ import main
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
@@ -18,8 +17,6 @@ from stages.wire.channel import open_blocking_channel
 from stages.wire.status import Metadata
 from stages.wire.tokens import own_token, token_metadata
 from tests.serving.releases import REQUESTS, Texts, answer, composed
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @contextmanager
@@ -79,23 +76,6 @@ def sessions(deployment: Deployment) -> int:
         except grpc.RpcError:
             continue
     return total
-
-
-@pytest.fixture
-def onesweep(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process: exit code, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return run
 
 
 # Releases

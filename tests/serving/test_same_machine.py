@@ -25,8 +25,7 @@ from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tokens import Keyring, make_own_token, own_token, own_token_paths
-from tests.conftest import until, wait_ready
-from tests.serving.conftest import Run
+from tests.conftest import Run, until, wait_ready
 
 NOBODY = 65534
 ROUTER_CALLS = ("Generate", "Draw", "Status", "Deploy", "Rollback")

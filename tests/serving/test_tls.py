@@ -25,8 +25,7 @@ from stages.wire.channel import MAX_ARRIVING, open_channel
 from stages.wire.status import CALLS
 from stages.wire.tls import Security, ending
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from tests.conftest import Pki, refused, until
-from tests.serving.conftest import Run
+from tests.conftest import Pki, Run, refused, until
 
 NewPki = Callable[[str], Any]
 

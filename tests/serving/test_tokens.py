@@ -15,8 +15,7 @@ from stages.errors import InputError
 from stages.wire.secret_files import file_lock
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANONYMOUS, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
-from tests.conftest import refused
-from tests.serving.conftest import Run
+from tests.conftest import Run, refused
 
 DIGEST = "0" * 64
 ALICE = Key("alice", DIGEST, ("generate",), 2.5, 3, 1000)

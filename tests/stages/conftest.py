@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from serving.cli.ports import free_port_block
-from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
+from stages.checkpoint.checkpoint import save_part, save_parts, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
 from stages.host.parts import Parts, load_parts
@@ -111,7 +111,7 @@ def write_ar(directory: Path) -> None:
     known = torch.tensor([*PROBE_TEXT.encode()])[None, : small().context_length]
     fit(model, lambda: F.cross_entropy(model(known)[0, :-1], known[0, 1:]), steps=120)
     write_manifest(directory, Manifest("ar", small(), (None, None), probe_text=PROBE_TEXT))
-    save_ar(directory, model.eval())
+    save_parts(directory, model.eval().stages)
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,14 @@
-"""A tiny model, a tiny text, and the trainer's commands in this process or another."""
+"""A tiny model and a tiny text."""
 
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from serving.cli.__main__ import main
 from tests.trainer.small import TEXT
 
 SETTINGS = """
@@ -73,24 +71,3 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     if path.is_mount():
         subprocess.run(["umount", path], check=True)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    message: str
-
-
-@pytest.fixture
-def onesweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
-    """Run a command as the front door does."""
-
-    def run(*arguments: object) -> Outcome:
-        code = main([*map(str, arguments)])
-        out, err = capsys.readouterr()
-        return Outcome(code, out, err.removeprefix("onesweep: ").removesuffix("\n"))
-
-    threads = torch.get_num_threads()
-    yield run
-    torch.set_num_threads(threads)

@@ -1,6 +1,5 @@
 """A run's checkpoint and its noise ranges."""
 
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -81,17 +80,13 @@ def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, o
 
     objective: how its stages are trained, "end to end" or "block by block".
     """
-    record = asdict(config)
-    # Leave out how often a run logs or saves, and its rounds; the architecture has its own field.
-    for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
-        record.pop(name)
     return Manifest(
         kind="ar",
         architecture=architecture,
         parts=(None,) * architecture.parts,
         probe_text=PROBE_TEXT,
         data={"name": corpus.name, "train_bytes": corpus.bytes_in(corpus.train), "train_sha256": corpus.digest()},
-        training={"objective": objective, **json.loads(json.dumps(record))},  # tuples become lists, as when read back
+        training={"objective": objective, **config.record("architecture", "rounds")},
         **_tokens(corpus, architecture.positions),
     )
 

@@ -1,13 +1,13 @@
 """Settings of a training run: a TOML file, overridden by flags."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
-from stages.settings import check, from_toml, limits, read_toml
+from stages.settings import Checked, from_toml, limits, read_toml
 from trainer.blocks.data import Corpus
 
 MAX_COUNT = 2**31
@@ -18,7 +18,7 @@ SPARSE: tuple[CodecName, ...] = ("top7", "top32")  # codecs that leave most numb
 
 
 @dataclass(frozen=True)
-class RoundSettings:
+class RoundSettings(Checked):
     """Settings of training by workers that merge once a round."""
 
     # The parts to train: blocks of a chain, stages of a scorer, or an AR model as a single part.
@@ -53,9 +53,6 @@ class RoundSettings:
     # Multiple of the median accepted norm above which an update is refused as absurd.
     norm_limit: float = field(default=10.0, metadata=limits(minimum=1, maximum=1e6))
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def by_features(self) -> bool:
         """True if parts read features from the earlier parts' workers during the round: stages that train their rounds
@@ -81,7 +78,7 @@ _POSITIVE = limits(minimum=0)
 
 
 @dataclass(frozen=True)
-class NoiseConfig:
+class NoiseConfig(Checked):
     """The chain's noise range and its partition."""
 
     partition: Literal["equal_entropy", "equal_probability"] = "equal_entropy"
@@ -91,24 +88,21 @@ class NoiseConfig:
     code_seed: int = field(default=0, metadata=limits(minimum=0))
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not 0 < self.sigma_min < self.sigma_max:
             raise ConfigError(f"sigma_min {self.sigma_min} must be above 0 and below sigma_max {self.sigma_max}")
 
 
 @dataclass(frozen=True)
-class LookaheadConfig:
+class LookaheadConfig(Checked):
     """Settings for training a scorer's stages separately."""
 
     # Steps between two refreshes of the workers' copies of each other's stages.
     refresh_every: int = field(default=10, metadata=_COUNT)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """Settings of a run that do not depend on the model."""
 
     steps: int = field(default=2000, metadata=_COUNT)
@@ -125,8 +119,11 @@ class RunConfig:
     evaluate_every: int = field(default=500, metadata=_COUNT)
     save_every_s: float = field(default=60.0, metadata=_POSITIVE)
 
-    def __post_init__(self) -> None:
-        check(self)
+    def record(self, *without: str) -> dict[str, Any]:
+        """The settings that determine weights, as JSON values. :param without: others to leave out."""
+        without = (*without, "log_every", "evaluate_every", "save_every_s")
+        kept = {name: value for name, value in asdict(self).items() if name not in without}
+        return json.loads(json.dumps(kept))  # tuples become lists, as when read back
 
 
 @dataclass(frozen=True)

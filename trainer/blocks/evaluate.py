@@ -90,10 +90,9 @@ class Scorer:
         blocks = [load_block(directory, i) for i, part in enumerate(manifest.parts) if part is not None]
         if not blocks:
             raise CheckpointError(f"no block of {directory} is trained yet")
-        scores, scored = list[TextScore](), text[:, self.min_context :]
-        for block in blocks:
-            nats = self._nats(lambda known, block=block: block.next_byte(block.read(known)[0]), text)  # type: ignore[misc]
-            scores.append(TextScore.of(f"next byte, block {block.index}", nats, scored, corpus))
+        scored = text[:, self.min_context :]
+        found = {f"next byte, block {block.index}": self._nats(block.predict, text) for block in blocks}
+        scores = [TextScore.of(name, nats, scored, corpus) for name, nats in found.items()]
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)

@@ -108,7 +108,6 @@ class Task(Protocol):
     @property
     def trained(self) -> Sequence[nn.Module]:
         """Separately trained parts of the module, each with its own gradient norm."""
-        ...
 
     def loss(self, step: int) -> StepLoss: ...
 
@@ -116,7 +115,6 @@ class Task(Protocol):
 
 
 def state_path(directory: Path, name: str) -> Path:
-    """The state file of the run `name`."""
     return directory / f"{name}.state.safetensors"
 
 

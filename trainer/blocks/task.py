@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from stages.model.architecture import Architecture
 from stages.model.block import Block
+from stages.model.layers import listed
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
 from stages.model.randomness import Purpose, uniforms
@@ -47,8 +47,7 @@ class BlockTask:
     def evaluate(self) -> dict[str, float]:
         """Validation losses of this block alone; denoising starts at its own sigma_max."""
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
-        clean, _ = self.module.read(text[:, :-1])
-        next_byte = next_byte_nats(self.module.next_byte(clean), text)
+        next_byte = next_byte_nats(self.module.predict(text[:, :-1]), text)
         losses = chain_diagnostics([self.module], self.partition, text, STEPS_PER_BLOCK)
         return {
             "valid_next_byte_nats": next_byte,
@@ -60,8 +59,10 @@ class BlockTask:
 class ArTask:
     """An AR model, all of its stages at once."""
 
-    def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
-        self.name, self.module, self.corpus, self.config = name, model.to(corpus.device), corpus, config
+    name = "ar"
+
+    def __init__(self, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
+        self.module, self.corpus, self.config = model.to(corpus.device), corpus, config
         self.length = model.architecture.context_length
         self.trained: list[nn.Module] = [model]
 
@@ -85,8 +86,7 @@ class StagesInOneProcess(ArModel):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__(architecture)
-        copies = nn.ModuleList(copy.deepcopy(stage) for stage in self.stages)
-        self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
+        self.copies = listed(copy.deepcopy(stage).requires_grad_(False) for stage in self.stages)
 
     def refresh(self) -> None:
         """Give every worker the others' current stages."""
@@ -119,13 +119,16 @@ def stage_loss(stage: ArStage, later: Sequence[ArStage], hidden: Tensor, text: T
 class ScorerTask(ArTask):
     """All workers of a scorer in one process, which share only batches and copies."""
 
-    def __init__(self, name: str, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
-        super().__init__(name, workers, corpus, config)
-        self.workers, self.trained = workers, [*workers.stages]
+    name = "scorer"
+    module: StagesInOneProcess
+
+    def __init__(self, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
+        super().__init__(workers, corpus, config)
+        self.trained = [*workers.stages]
 
     def loss(self, step: int) -> StepLoss:
         if step % self.config.lookahead.refresh_every == 0:
-            self.workers.refresh()
+            self.module.refresh()
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        losses = self.workers.losses(text)
+        losses = self.module.losses(text)
         return StepLoss(torch.stack(losses).sum(), {"next_byte_nats": float(losses[-1].detach())})

@@ -1,17 +1,17 @@
 """Local training: the blocks of a chain one at a time, or an AR model, on one machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from stages.checkpoint.checkpoint import load_chain, save_ar, save_part
+from stages.checkpoint.checkpoint import load_chain, save_part, save_parts
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import ConfigError, Interrupted
 from stages.model.block import Block
-from stages.model.pipeline import ArModel, ArStage
+from stages.model.pipeline import ArModel
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import RunConfig, TrainingConfig, in_tokens_of
 from trainer.blocks.data import Corpus
@@ -50,31 +50,26 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
 def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> Manifest:
     """Train an AR model end to end, and store it as `stages` stages of `architecture.layers` layers each."""
     config = in_tokens_of(config, corpus)
-    architecture = replace(config.architecture, parts=stages)
     torch.manual_seed(config.seed)
-    model = ArModel(architecture)
-    task = ArTask("ar", model, corpus, config)
-    return _train_pipeline(config, corpus, out, task, model.stages, "end to end")
+    task = ArTask(ArModel(replace(config.architecture, parts=stages)), corpus, config)
+    return _train_pipeline(config, corpus, out, task, "end to end")
 
 
 def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, like workers with one stage each; see trainer/blocks/task.py."""
     config = in_tokens_of(config, corpus)
     torch.manual_seed(config.seed)
-    workers = StagesInOneProcess(config.architecture)
-    task = ScorerTask("scorer", workers, corpus, config)
-    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block")
+    task = ScorerTask(StagesInOneProcess(config.architecture), corpus, config)
+    return _train_pipeline(config, corpus, out, task, "block by block")
 
 
-def _train_pipeline(
-    config: TrainingConfig, corpus: Corpus, out: Path, task: Task, stages: Sequence[ArStage], objective: str
-) -> Manifest:
-    architecture = stages[0].architecture
+def _train_pipeline(config: TrainingConfig, corpus: Corpus, out: Path, task: ArTask, objective: str) -> Manifest:
+    architecture = task.module.architecture
     corpus.require(architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective), corpus.tokenizer)
     if is_trained(out, manifest, 0, task.name):
         return manifest
-    return train_part(task, config, out, manifest, "ar", partial(save_ar, out, ArModel(architecture, list(stages))))
+    return train_part(task, config, out, manifest, "ar", partial(save_parts, out, task.module.stages))
 
 
 def is_trained(out: Path, manifest: Manifest, part: int, name: str) -> bool:

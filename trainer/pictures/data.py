@@ -29,8 +29,6 @@ FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 
 @dataclass(frozen=True)
 class LabelledPictures:
-    """Pictures and their classes."""
-
     pixels: Tensor  # (pictures, channels, height, width) uint8
     labels: Tensor  # (pictures,) int64
 

@@ -1,22 +1,22 @@
 """Training of nets that draw: separate blocks, an undivided net, or one small net for all noise levels."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import load_picture_part, save_part
+from stages.checkpoint.checkpoint import load_picture_part, save_part, save_parts
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import DATA_STD, PictureArchitecture
+from stages.model.layers import listed
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.part import PictureKind, PicturePart
-from stages.settings import check, limits
+from stages.settings import limits
 from trainer.blocks.checkpoint_dir import open_checkpoint_dir
 from trainer.blocks.config import MatrixOptimizer, RunConfig
 from trainer.blocks.run import StepLoss
@@ -73,7 +73,7 @@ class PictureConfig(RunConfig):
         )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.sigma_min < self.sigma_max:
             raise ConfigError(f"sigma_min {self.sigma_min} must be below sigma_max {self.sigma_max}")
 
@@ -83,7 +83,7 @@ class UndividedNet(nn.Module):
 
     def __init__(self, parts: Sequence[PicturePart]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts = listed(parts)
 
     def forward(self, x: Tensor, sigma: Tensor, classes: Tensor) -> Tensor:
         """Like `PicturePart`, from c_in z to F."""
@@ -162,7 +162,7 @@ def train_picture_blocks(
             continue
         part = new_picture_part(architecture, index, "chain", config.seed + index, start)
         task = PictureTask(f"block-{index}", part, architecture, partition, index, pictures, config)
-        manifest = train_parts(task, config, out, manifest, [part])
+        manifest = train_part(task, config, out, manifest, task.name, partial(save_part, out, part))
     return manifest
 
 
@@ -179,9 +179,8 @@ def train_undivided(config: PictureConfig, pictures: PictureSet, out: Path, larg
     if is_trained(out, manifest, 0, "steps"):
         return manifest
     stages = [new_picture_part(architecture, index, "steps", config.seed + index) for index in range(parts)]
-    net = UndividedNet(stages)
-    task = PictureTask("steps", net, architecture, partition, 0, pictures, config)
-    return train_parts(task, config, out, manifest, stages)
+    task = PictureTask("steps", UndividedNet(stages), architecture, partition, 0, pictures, config)
+    return train_part(task, config, out, manifest, task.name, partial(save_parts, out, stages))
 
 
 def new_picture_part(
@@ -204,29 +203,12 @@ def new_picture_manifest(
     start: Path | None = None,
 ) -> Manifest:
     """The manifest of a training without any trained part."""
-    record: dict[str, Any] = asdict(config)
-    if start is not None:
-        record["start"] = read_manifest(start).digest()
-    for name in ("log_every", "evaluate_every", "save_every_s"):  # these do not affect weights
-        del record[name]
+    from_start = {} if start is None else {"start": read_manifest(start).digest()}
     return Manifest(
         kind=kind,
         architecture=architecture,
         parts=(None,) * architecture.parts,
         partition=partition,
         data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
-        training=json.loads(json.dumps(record)),
+        training=config.record() | from_start,
     )
-
-
-def train_parts(
-    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[PicturePart]
-) -> Manifest:
-    """Run to the end, and put measurements and then weights into the checkpoint."""
-
-    def save() -> None:
-        hidden: Tensor | None = None
-        for part in parts:
-            hidden = save_part(out, part.eval(), hidden)
-
-    return train_part(task, config, out, manifest, task.name, save)

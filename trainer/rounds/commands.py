@@ -121,15 +121,14 @@ def run_status(options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal without Unicode
     settings = from_flags(WatchSettings, options)
-    link = _link(options, settings, threading.Event())
-    for update in link.watch(settings.interval_s):
-        if settings.json:
-            print(json.dumps(record_of(update)), flush=True)
-        else:
-            show(lines_of(update), settings.once)
-        if settings.once:
-            break
-    link.close()
+    with closing(_link(options, settings, threading.Event())) as link:
+        for update in link.watch(settings.interval_s):
+            if settings.json:
+                print(json.dumps(record_of(update)), flush=True)
+            else:
+                show(lines_of(update), settings.once)
+            if settings.once:
+                break
     return 0
 
 

@@ -48,8 +48,6 @@ class RoundsVariant:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """Result of one variant with one seed."""
-
     variant: str
     seed: int
     losses: dict[str, float]  # validation losses in nats; "next_byte" is the loss at the end of the model

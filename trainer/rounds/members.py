@@ -57,7 +57,6 @@ class Member:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
     def record_verdict(self, round_: int, verdict: rounds_pb2.Verdict) -> None:
-        """Record the verdict on its update."""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             self.refused, self.problem = self.refused + 1, f"refused: {verdict.reason}"
         else:

@@ -104,7 +104,6 @@ class Learner:
         self.optimizers = OptimizerSet(part.module, config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Load weights of the part."""
         load(self.part.module, weights)
 
     def train(

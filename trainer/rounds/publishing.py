@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import save_ar, save_part
+from stages.checkpoint.checkpoint import save_part, save_parts
 from stages.checkpoint.gate import Measures, probe_block, probe_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
@@ -67,7 +67,7 @@ class Publisher:
             measures, hidden = probe_stage(stage, self._known, hidden)
             if stage.is_last:
                 _check("the pipeline", measures)
-        save_ar(self.out, model)
+        save_parts(self.out, model.stages)
 
 
 def _check(what: str, measures: Measures) -> None:

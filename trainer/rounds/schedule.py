@@ -71,7 +71,6 @@ class RoundSchedule:
         return max(self.members.replicas - gone, 1)
 
     def trainers(self, part: str) -> list[Member]:
-        """Members that train a part."""
         return [m for m in self.members if self.spec.parts[m.place.part] == part]
 
     def _is_given_up(self, part: str) -> bool:

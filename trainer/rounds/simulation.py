@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from stages.errors import ConfigError
-from stages.settings import check, limits
+from stages.settings import Checked, limits
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import CODECS, Tensors, route, scale, whole_size
@@ -29,7 +29,7 @@ ABSENT = ("in_time", "lost", "lie")
 
 
 @dataclass(frozen=True)
-class SimulatedWorkers:
+class SimulatedWorkers(Checked):
     """Speeds and links of virtual workers, and the fates of their updates. Seconds are virtual."""
 
     step_s: float = field(default=1.0, metadata=limits(above=0))  # of a local step
@@ -43,9 +43,6 @@ class SimulatedWorkers:
     lost: float = field(default=0.0, metadata=limits(minimum=0, maximum=0.99))  # share of updates that never arrive
     lie: float = 1.0  # factor on the length of a liar's updates; below 0 they point backwards
     liars: int = field(default=1, metadata=limits(minimum=1))  # the last replicas lie
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def check_run(self, config: TrainingConfig) -> None:
         """Raise ConfigError if such workers cannot train a run with these settings."""

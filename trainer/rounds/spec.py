@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from torch import nn
 
 from stages.checkpoint.files import replace_file
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -117,11 +116,10 @@ class RunSpec:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shapes]:
-        """Tensor shapes of each part."""
         with torch.device("meta"):  # a worker that trains one part has no room for all
             return {name: shapes(dict(self.module(i).named_parameters())) for i, name in enumerate(self.parts)}
 
-    def module(self, index: int) -> nn.Module:
+    def module(self, index: int) -> Block | ArModel | ArStage:
         """A part in its initial state, whatever random numbers were drawn before."""
         config, architecture = self.config, self.config.architecture
         with torch.random.fork_rng(devices=[]):
@@ -142,12 +140,11 @@ class RunSpec:
         """The task of part `index`, for a worker whose batches and noise come from `seed`."""
         config, parts, module = replace(self.config, seed=seed), self.config.architecture.parts, self.module(index)
         if isinstance(module, ArModel):
-            return ArPart(AR, module, corpus, config)
+            return ArPart(module, corpus, config)
         if isinstance(module, ArStage):
             first = index if reads_features(config, index) else 0
             copies = [ArStage(config.architecture, i) for i in range(first, parts) if i != index]
             return StagePart(module, copies, corpus, config)
-        assert isinstance(module, Block)
         assert self.partition is not None
         return BlockPart(module, self.partition, corpus, config)
 
@@ -156,19 +153,18 @@ class RunSpec:
         seed = replica_seed(self.config.seed, place.replica, settings.machine)
         return Learner(self.task(place.part, replace(corpus, device=settings.device), seed), self.config)
 
+    @torch.inference_mode()
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
         """Validation losses of published weights in nats: "next_byte" at the end; for a chain also "PART next_byte" per
         block.
         """
         text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_length + 1)
         if self.config.rounds.model != "chain":
-            with torch.inference_mode():
-                return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
-        losses, blocks = dict[str, float](), self.chain(published)
-        with torch.inference_mode():
-            for name, block in zip(self.parts, blocks, strict=True):
-                losses[f"{name} next_byte"] = next_byte_nats(block.next_byte(block.read(text[:, :-1])[0]), text)
-        return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
+            return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
+        nats = [next_byte_nats(block.predict(text[:, :-1]), text) for block in self.chain(published)]
+        return {f"{name} next_byte": each for name, each in zip(self.parts, nats, strict=True)} | {
+            "next_byte": nats[-1]
+        }
 
     def chain(self, published: Mapping[str, Tensors]) -> list[Block]:
         """A chain's blocks with published weights."""

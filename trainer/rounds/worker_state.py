@@ -10,7 +10,7 @@ import torch
 
 from stages.errors import ConfigError, ResumeError
 from trainer.blocks.config import SPARSE, RoundSettings
-from trainer.blocks.state import load_state, save_state
+from trainer.blocks.state import load_state, save_state, strip_prefix
 from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import Tensors, norm, subtract, with_feedback
 
@@ -130,10 +130,7 @@ def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
         raise ResumeError(f"{path} has format {format_}, but this version reads {FORMAT}; delete it to start over")
     try:
         run = record.pop("run")
-        groups: dict[str, Tensors] = {}
-        for key, tensor in tensors.items():
-            group, _, name = key.partition("/")
-            groups.setdefault(group, {})[name] = tensor
-        return run, WorkerProgress(**record), groups
+        groups = {key.partition("/")[0] for key in tensors}
+        return run, WorkerProgress(**record), {group: strip_prefix(f"{group}/", tensors) for group in groups}
     except (KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to start over") from None

@@ -77,9 +77,7 @@ class PictureWork(HopWork):
 
     def _evaluate(self, piece: PicturePiece) -> None:
         # In one call, many pictures would keep all other hops waiting, and a hop of an ended request would run on.
-        count = max(ROWS_TOGETHER // self.architecture.tokens, 1)
-        parts = zip(piece.x.split(count), piece.classes.split(count), strict=True)
-        self._pieces.extend(PicturePiece(x, piece.sigma, classes) for x, classes in parts)
+        self._pieces.extend(piece.split(max(ROWS_TOGETHER // self.architecture.tokens, 1)))
 
     def _event(self, trajectory: Trajectory, preview_of: int | None = None) -> stage_pb2.Event:
         pictures = stage_pb2.Pictures(pixels=trajectory.pixels().numpy().tobytes())

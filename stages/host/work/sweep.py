@@ -190,11 +190,10 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     sampler = sweep.sampler or Ode.name
     if sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
-    first, before = sweep.block == 0, None
-    codec = codec_named(sweep.codec)
-    if not first:
+    codec, before = codec_named(sweep.codec), None
+    if sweep.block:
         before = codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
-    if first and sweep.estimate:
+    elif sweep.estimate:
         raise invalid("block 0 starts from noise: its message must carry no estimate")
     denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
     return SweepWork(

@@ -93,7 +93,7 @@ def test_faults_cost_no_text(bundles: Path) -> None:
         seed=1,
         patience_s=120.0,
     )
-    result = chaos(settings, lambda words: None)
+    result = chaos(settings)
     assert sorted(fault.kind for fault in result.faults) == sorted(kinds)
     assert result.trouble == 0, verdict(result)
     assert sum(answer.replays for answer in result.answers) >= 1

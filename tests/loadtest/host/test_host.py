@@ -8,18 +8,19 @@ import pytest
 from loadtest.commands import Row
 from loadtest.host import ring
 from loadtest.host.ring import TimedAnswer, alone_rows
-from serving.cli.__main__ import main
+from tests.conftest import Run
+from tests.loadtest.conftest import check_refused
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
 SAMPLES = [TimedAnswer(b"text", 4, 10.0 + i, 4.0, 2) for i in range(20)]
 
 
-def measured(path: Path, *options: object) -> dict[str, float]:
+def measured(onesweep: Run, path: Path, *options: object) -> dict[str, float]:
     """Values of a run, by the names of their rows."""
-    assert main(["bench", "host", *map(str, options), "--json", str(path)]) == 0
-    record = json.loads(path.read_text())
-    assert record["bench"] == "host"
+    ended, record = onesweep("bench", "host", *options, "--json", path), json.loads(path.read_text())
+    assert (ended.code, record["bench"]) == (0, "host")
     assert record["machine"]["cores"] > 0
+    assert all(row["name"] in ended.out for row in record["rows"])
     return {row["name"]: row["value"] for row in record["rows"]}
 
 
@@ -31,26 +32,24 @@ def brief_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_idle")
-def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(bundle: Path, tmp_path: Path, onesweep: Run) -> None:
     sizes = ["--max-tokens", 8, "--batch", 4, "--rounds", 2]
-    values = measured(tmp_path / "host.json", "--checkpoint", bundle, *sizes)
+    values = measured(onesweep, tmp_path / "host.json", "--checkpoint", bundle, *sizes)
     kinds = [name.partition(":")[0] for name in values]
     assert list(dict.fromkeys(kinds)) == ["sweep", "chunked", "ar", "idle"]
     assert {"ar: a sweep on top of the model", "sweep: 4 requests at once", "idle: router"} <= set(values)
     assert all(value > 0 for name, value in values.items() if not name.startswith("idle"))
     together, bare = values["ar: 4 requests at once"], values["ar: bare torch loop over 4"]
     assert values["ar: at once over the bare loop"] == pytest.approx(together / bare)
-    assert "ar: at once over the bare loop" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_idle")
-def test_a_bundle_that_draws_is_measured_in_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_that_draws_is_measured_in_pictures(tmp_path: Path, onesweep: Run) -> None:
     options = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--batch", 4, "--rounds", 2]
-    values = measured(tmp_path / "host.json", *options, "--levels", 3)
+    values = measured(onesweep, tmp_path / "host.json", *options, "--levels", 3)
     assert {name.partition(":")[0] for name in values} == {"chain", "steps", "idle"}
-    assert main(["bench", "host", *map(str, options), "--levels", "2"]) == 2
-    assert "--levels must be 3 to 256, not 2" in capsys.readouterr().err
+    check_refused(onesweep("bench", "host", *options, "--levels", 2), "--levels must be 3 to 256, not 2")
 
 
 def test_rows_are_medians_and_the_overhead_is_per_sweep() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from loadtest.commands import Row
 from loadtest.host.peers import MEMORY, PEER, _rows
-from serving.cli.__main__ import main
+from tests.conftest import Run
+from tests.loadtest.conftest import check_refused
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
 OURS = [{"1 at once": rate, MEMORY: 100 + rate} for rate in (30.0, 10.0, 20.0)]
@@ -26,26 +27,25 @@ def test_rows_are_medians_and_their_ratio() -> None:
     assert _rows(MEMORY, {"onesweep": OURS}) == [Row("most memory: onesweep", 120.0, "MB")]
 
 
-def test_unusable_files_are_an_error(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_files_are_an_error(bundle: Path, tmp_path: Path, onesweep: Run) -> None:
     source = tmp_path / "model.gguf"
+    command = ("bench", "peers", "--source", source, "--checkpoint")
     for checkpoint, sentence in [(bundle, f"{source} does not exist"), (tmp_path, "manifest.json")]:
-        assert main(["bench", "peers", "--checkpoint", str(checkpoint), "--source", str(source)]) == 2
-        assert sentence in capsys.readouterr().err
+        check_refused(onesweep(*command, checkpoint), sentence)
     source.touch()
     write_model(tmp_path / "short")
-    assert main(["bench", "peers", "--checkpoint", str(tmp_path / "short"), "--source", str(source)]) == 2
-    assert "reads 512 tokens, but this bench needs more than 512" in capsys.readouterr().err
+    check_refused(onesweep(*command, tmp_path / "short"), "reads 512 tokens, but this bench needs more than 512")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec(PEER) is not None, reason="llama.cpp would read an empty file")
-def test_without_llama_cpp_only_our_rows_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_llama_cpp_only_our_rows_are_reported(tmp_path: Path, onesweep: Run) -> None:
     write_model(tmp_path / "model", architecture=replace(ARCHITECTURE, positions=1024))
     (tmp_path / "model.gguf").touch()
     given = ["--checkpoint", tmp_path / "model", "--source", tmp_path / "model.gguf", "--rounds", 1]
-    assert main(["bench", "peers", *map(str, given), "--json", str(tmp_path / "peers.json")]) == 0
+    ended = onesweep("bench", "peers", *given, "--json", tmp_path / "peers.json")
     rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
     whats = ["1 at once", "4 at once", "16 at once", "a prompt of 512", "most memory"]
     assert [row["name"] for row in rows] == [f"{what}: onesweep" for what in whats]
     assert all(row["value"] > 0 for row in rows)
-    assert f"pip install {PEER}" in capsys.readouterr().out
+    assert (ended.code, f"pip install {PEER}" in ended.out) == (0, True)

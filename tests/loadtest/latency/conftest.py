@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.lab.profile import Link
 from loadtest.latency.run import Sample, sample_of
+from tests.conftest import Run
 
 
 def account(**changes: Any) -> dict[str, Any]:
@@ -29,6 +30,12 @@ def account(**changes: Any) -> dict[str, Any]:
         "output_hex": "00" * 8,
         **changes,
     }
+
+
+@pytest.fixture
+def bench(onesweep: Run) -> Run:
+    """Run `bench wan` on a bundle."""
+    return lambda bundle, *options: onesweep("bench", "wan", "--checkpoint", bundle, *options)
 
 
 @pytest.fixture

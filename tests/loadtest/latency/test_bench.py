@@ -5,14 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
+from tests.conftest import Run
 from tests.loadtest.conftest import check_refused
 from tests.serving.pretrained import write_model
-
-
-def bench(bundle: Path, *options: object) -> list[str]:
-    return ["bench", "wan", "--checkpoint", str(bundle), *map(str, options)]
-
 
 # Before a lab is made
 
@@ -38,30 +33,24 @@ def bench(bundle: Path, *options: object) -> list[str]:
     ],
 )
 def test_a_wrong_option_is_explained(
-    bundle: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[object, ...],
-    says: str,
+    bundle: Path, bench: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[object, ...], says: str
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
     monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
-    check_refused(capsys, bench(bundle, *options, *sizes), says)
+    check_refused(bench(bundle, *options, *sizes), says)
 
 
 # On this machine
 
 
 @pytest.mark.slow
-def test_a_token_model_is_measured_without_a_lab(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_model_is_measured_without_a_lab(tmp_path: Path, bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative", "--max-tokens", 6, "--temperature", 1)
     files = ("--text", "novel", "--json", tmp_path / "r.json")
-    assert main(bench(tmp_path / "model", *options, *files, "--requests", 1, "--at-once", 2)) == 0
+    ended = bench(tmp_path / "model", *options, *files, "--requests", 1, "--at-once", 2)
     loaded = json.loads((tmp_path / "r.json").read_text())
     for row in loaded["rows"]:
         assert (row["profile"], row["text"], row["length"], row["unit"]) == ("loopback", "novel", 6, "tokens")
@@ -69,25 +58,25 @@ def test_a_token_model_is_measured_without_a_lab(
     _, guessed = loaded["rows"]
     assert (guessed["same_as_ar"], guessed["compared"]) == (2, 2)
     assert [sample["seed"] for sample in loaded["samples"]] == [0, 1, 0, 1]
-    assert "2 of 2" in capsys.readouterr().out
+    assert (ended.code, "2 of 2" in ended.out) == (0, True)
 
 
 @pytest.mark.slow
-def test_a_refused_request_is_a_row(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_request_is_a_row(bundle: Path, tmp_path: Path, bench: Run) -> None:
     options = ("--profile", "loopback", "--modes", "ar,local", "--bytes", 8, "--requests", 1)
-    assert main(bench(bundle, *options, "--json", tmp_path / "r.json")) == 1
+    ended = bench(bundle, *options, "--json", tmp_path / "r.json")
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [(row["mode"], row["failures"]) for row in rows] == [("ar", 0), ("local", 1)]
-    assert "local, 8 bytes: 1 of 1 failed, for example: " in capsys.readouterr().out
+    assert (ended.code, "local, 8 bytes: 1 of 1 failed, for example: " in ended.out) == (1, True)
 
 
 # In a real lab
 
 
 @pytest.mark.slow
-def test_a_whole_run(needs_lab: None, bundle: Path, tmp_path: Path) -> None:
+def test_a_whole_run(needs_lab: None, bundle: Path, tmp_path: Path, bench: Run) -> None:
     options = ("--profile", "links-20", "--modes", "sweep,ar:fp32", "--bytes", "8", "--requests", 2)
-    assert main(bench(bundle, *options, "--seed", 3, "--json", tmp_path / "r.json")) == 0
+    assert bench(bundle, *options, "--seed", 3, "--json", tmp_path / "r.json").code == 0
     record = json.loads((tmp_path / "r.json").read_text())
     assert [(r["profile"], r["mode"], r["requests"], r["failures"]) for r in record["rows"]] == [
         ("links-20", "sweep", 2, 0),
@@ -102,9 +91,8 @@ def test_a_whole_run(needs_lab: None, bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_machines_that_join_use_the_requested_links(needs_lab: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_machines_that_join_use_the_requested_links(needs_lab: None, onesweep: Run) -> None:
     """Others than those would be an error."""
     options = ("--links", "reversed,relayed", "--modes", "ar", "--bytes", "8", "--requests", "1")
-    assert main(["bench", "wan", "--profile", "lan", *options]) == 0
-    rows = capsys.readouterr().out.splitlines()[-2:]
-    assert [row.split()[0] for row in rows] == ["reversed", "relayed"]
+    ended = onesweep("bench", "wan", "--profile", "lan", *options)
+    assert (ended.code, [row.split()[0] for row in ended.out.splitlines()[-2:]]) == (0, ["reversed", "relayed"])

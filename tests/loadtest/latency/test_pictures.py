@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
+from tests.conftest import Run
 from tests.loadtest.conftest import check_refused
-from tests.loadtest.latency.test_bench import bench
 
 
 @pytest.mark.parametrize(
@@ -21,17 +20,16 @@ from tests.loadtest.latency.test_bench import bench
         (("--levels", "6", "--modes", "steps", "--hosts", 4), "hosts cannot share 3 blocks"),
     ],
 )
-def test_a_wrong_option_is_explained(
-    drawing: Path, capsys: pytest.CaptureFixture[str], options: tuple[object, ...], says: str
-) -> None:
-    check_refused(capsys, bench(drawing, "--profile", "loopback", *options), says)
+def test_a_wrong_option_is_explained(drawing: Path, bench: Run, options: tuple[object, ...], says: str) -> None:
+    check_refused(bench(drawing, "--profile", "loopback", *options), says)
 
 
 @pytest.mark.slow
-def test_pictures_are_measured_without_a_lab(drawing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_measured_without_a_lab(drawing: Path, tmp_path: Path, bench: Run) -> None:
     options = ("--profile", "loopback", "--at-once", 2, "--hosts", 2)
     modes = ("--modes", "chain,steps,steps:int8,local", "--levels", 3, "--requests", 2, "--seed", 5)
-    assert main(bench(drawing, *modes, *options, "--json", tmp_path / "r.json")) == 0
+    ended = bench(drawing, *modes, *options, "--json", tmp_path / "r.json")
+    assert ended.code == 0
     record = json.loads((tmp_path / "r.json").read_text())
     assert {(sample["seed"], sample["class"]) for sample in record["samples"]} >= {(5, "zero"), (6, "one")}
     rows = record["rows"]
@@ -43,6 +41,5 @@ def test_pictures_are_measured_without_a_lab(drawing: Path, tmp_path: Path, caps
         ("steps:int8", 4),
         ("local", 0),
     ]
-    table = capsys.readouterr().out
-    assert "trips" in table
-    assert "tokens/s" not in table
+    assert "trips" in ended.out
+    assert "tokens/s" not in ended.out

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.cli.__main__ import main
 from serving.cli.deployment import Deployment
 from serving.cli.servers import MODULE
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, Run
 from tests.loadtest.conftest import check_refused
 
 QUICK = ["--seconds", "1", "--bytes", "16", "--texts", "4"]
@@ -25,10 +24,11 @@ def router(deployment: Deployment, locust: None) -> str:
     return deployment.topology.router
 
 
-def test_a_whole_run(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(router: str, tmp_path: Path, onesweep: Run) -> None:
     path = tmp_path / "figures.json"
-    assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, "--json", str(path)]) == 0
-    whole, out = json.loads(path.read_text()), capsys.readouterr().out
+    code, out, _ = onesweep("bench", "loadtest", "--router", router, "--users", 2, *QUICK, "--json", path)
+    assert code == 0
+    whole = json.loads(path.read_text())
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert whole["commit"].removesuffix("+changes") == (head.stdout.strip() or "unknown")
     (record,) = whole["rows"]
@@ -44,11 +44,12 @@ def test_a_whole_run(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "gevent" not in sys.modules, "the parent stays as it is; only the generator's process is changed"
 
 
-def test_several_modes_and_numbers_of_users(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_modes_and_numbers_of_users(router: str, tmp_path: Path, onesweep: Run) -> None:
     path = tmp_path / "figures.json"
     command = ["bench", "loadtest", "--router", router, "--users", "1,2", "--mode", "sweep,ar,local", *QUICK]
-    assert main([*command, "--json", str(path)]) == 0
-    record, out = json.loads(path.read_text()), capsys.readouterr().out
+    code, out, _ = onesweep(*command, "--json", path)
+    assert code == 0
+    record = json.loads(path.read_text())
     assert "skipping local: the router serves only sweep, chunked, ar" in out
     assert [(row["mode"], row["users"]) for row in record["rows"]] == [("sweep", 1), ("sweep", 2), ("ar", 1), ("ar", 2)]
     assert all(row["right"] == row["requests"] > 0 for row in record["rows"])
@@ -83,19 +84,18 @@ def test_ctrl_c_ends_every_process(bundle: Path, locust: None) -> None:
     ],
 )
 def test_a_wrong_option_is_explained_before_anything_starts(
-    bundle: Path, capsys: pytest.CaptureFixture[str], locust: None, arguments: list[str], sentence: str
+    bundle: Path, onesweep: Run, locust: None, arguments: list[str], sentence: str
 ) -> None:
-    check_refused(capsys, ["bench", "loadtest", "--checkpoint", str(bundle), *arguments], sentence)
+    check_refused(onesweep("bench", "loadtest", "--checkpoint", bundle, *arguments), sentence)
 
 
-def test_a_mode_that_the_deployment_lacks_is_refused(router: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
-    assert "this deployment cannot serve local; it serves sweep, chunked, ar" in capsys.readouterr().err
+def test_a_mode_that_the_deployment_lacks_is_refused(router: str, onesweep: Run) -> None:
+    ended = onesweep("bench", "loadtest", "--router", router, "--mode", "local", "--bytes", 16)
+    assert ended.code == 2
+    assert "this deployment cannot serve local; it serves sweep, chunked, ar" in ended.message
 
 
-def test_no_locust_is_an_error(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_locust_is_an_error(bundle: Path, onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.benches.find_spec", lambda name: None)
-    assert main(["bench", "loadtest", "--checkpoint", str(bundle)]) == 2
-    assert "the load test needs locust: pip install 'onesweep[loadtest]'" in capsys.readouterr().err
+    sentence = "the load test needs locust: pip install 'onesweep[loadtest]'"
+    check_refused(onesweep("bench", "loadtest", "--checkpoint", bundle), sentence)

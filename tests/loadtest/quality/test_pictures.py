@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from loadtest.quality.pictures import distance_interval, frechet_distance, load_judge, save_judge, train_judge
-from serving.cli.__main__ import main
 from stages.errors import InputError, ResumeError
+from tests.conftest import Run
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 from trainer.blocks.state import save_state
 from trainer.pictures.data import load_pictures
@@ -60,11 +60,11 @@ def test_a_judge_is_trained_saved_and_refused_when_damaged(bright: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(bright: Path, tmp_path: Path, onesweep: Run) -> None:
     judge, record = tmp_path / "judge.safetensors", tmp_path / "record.json"
-    bench = ["bench", "quality", "--pictures", str(bright), "--judge", str(judge), "--count", "100"]
-    served = ["--checkpoint", str(tiny_picture_bundle(tmp_path / "bundle")), "--levels", "3,6"]
-    assert main([*bench, *served, "--modes", "chain,steps:int8,local", "--json", str(record)]) == 0
+    bench = ["bench", "quality", "--pictures", bright, "--judge", judge, "--count", 100]
+    served = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--levels", "3,6"]
+    ended = onesweep(*bench, *served, "--modes", "chain,steps:int8,local", "--json", record)
     rows = json.loads(record.read_text())["rows"]
     assert [(row["mode"], row["levels"]) for row in rows] == [
         ("training pictures", None),
@@ -73,7 +73,7 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert [row["trips"] for row in rows] == [None, 1, 1, 4, 7, 0, 0]
     assert all(row["count"] == 102 for row in rows[1:]), "a picture of every class in each request"
     assert judge.exists(), "it was learned from the pictures"
-    assert "FD" in capsys.readouterr().out
+    assert (ended.code, "FD" in ended.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,7 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--judge", __file__], "cannot read"),
     ],
 )
-def test_a_wrong_option_is_explained(
-    bright: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["bench", "quality", "--pictures", str(bright), *arguments]) in (1, 2)
-    assert message in capsys.readouterr().err
+def test_a_wrong_option_is_explained(bright: Path, onesweep: Run, arguments: list[str], message: str) -> None:
+    ended = onesweep("bench", "quality", "--pictures", bright, *arguments)
+    assert ended.code in (1, 2)
+    assert message in ended.message

@@ -12,12 +12,13 @@ import pytest
 from loadtest.quality import text
 from loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
 from loadtest.report.table import Estimate
-from serving.cli.__main__ import main
 from serving.client.variants import ModeVariant
 from serving.modes.frontier import read_frontier
 from stages.checkpoint.manifest import read_manifest
+from tests.conftest import Run
+from tests.loadtest.conftest import check_refused
 
-SIZES = ["--count", "4", "--bytes", "20"]
+COMMAND = ["bench", "quality", "--count", 4, "--bytes", 20, "--prompts"]
 
 
 class RareBytes:
@@ -44,16 +45,12 @@ def python_docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def quality(prompts: Path, *options: object) -> list[str]:
-    return ["bench", "quality", "--prompts", str(prompts), *SIZES, *map(str, options)]
-
-
 @pytest.mark.slow
-def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, onesweep: Run) -> None:
     variants = ("sweep:steps=2", "chunked:chunk=5:steps=1")
     modes = ["--modes", ",".join(f"{each}:temperature={t}" for each in variants for t in (0.5, 1))]
     files = ["--json", tmp_path / "q.json", "--write", tmp_path / "frontier.json"]
-    assert main(quality(python_docs, "--checkpoint", bundle, *modes, *files)) == 0
+    ended = onesweep(*COMMAND, python_docs, "--checkpoint", bundle, *modes, *files)
     record = json.loads((tmp_path / "q.json").read_text())
     rows = {row["mode"]: row for row in record["rows"]}
     assert list(rows) == [
@@ -67,7 +64,7 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
     assert rows[HUMAN]["judge_bits_per_byte"] < min(row["judge_bits_per_byte"] for row in record["rows"][:-1])
     assert all(row["judge_bits_per_byte_low"] <= row["judge_bits_per_byte_high"] for row in record["rows"])
     assert all(row["host_ms"] > 0 and row["wire_bytes"] > 0 for row in record["rows"][:-1])
-    assert "judge rare-bytes" in capsys.readouterr().out
+    assert (ended.code, "judge rare-bytes" in ended.out) == (0, True)
     frontier = read_frontier(tmp_path / "frontier.json")
     assert [option.mode for option in frontier.options] == ["sweep", "chunked"], "one temperature of each"
     assert frontier.weights["chain"] == read_manifest(bundle / "chain").digest()
@@ -84,11 +81,8 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
         (["--write", "/no/such/folder.json"], "choose another --write FILE"),
     ],
 )
-def test_a_wrong_option_is_explained(
-    python_docs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    assert main(quality(python_docs, *arguments)) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_wrong_option_is_explained(python_docs: Path, onesweep: Run, arguments: list[str], sentence: str) -> None:
+    check_refused(onesweep(*COMMAND, python_docs, *arguments), sentence)
 
 
 def test_entropy_is_low_for_repeated_text() -> None:

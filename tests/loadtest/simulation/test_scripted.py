@@ -57,6 +57,6 @@ def test_planted_faults_are_found(
 
 def test_the_report_has_the_command_that_repeats_a_failure(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tries, "_blame", lambda *_: None)
-    report = search(100, 0, lambda words: None, script, "python .ci/schedules.py")
+    report = search(100, 0, script, "python .ci/schedules.py")
     assert not report.passed
     assert "python .ci/schedules.py --schedules 1 --seed" in report.table

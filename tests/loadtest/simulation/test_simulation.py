@@ -278,12 +278,12 @@ def test_rules_of_every_attempt_are_checked(
 
 
 def test_the_report_names_the_failing_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sound = search(3, 5, lambda words: None)
+    sound = search(3, 5)
     assert sound.passed
     assert "3 schedules" in sound.table
     assert "18 requests" in sound.table
     monkeypatch.setattr(searching, "trouble_of", lambda *_: ("lost: a text",))
-    report = search(3, 5, lambda words: None)
+    report = search(3, 5)
     assert not report.passed
     assert "seed 5 fails" in report.table
     assert "bench chaos --simulate --schedules 1 --seed 5" in report.table

@@ -14,7 +14,7 @@ from stages.errors import CheckpointError, InputError
 from stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
 from stages.wire.certificates import is_signed, read_signers
 from stages.wire.tls import Tls
-from tests.serving.conftest import Run
+from tests.conftest import Run
 
 
 def mode(path: Path) -> int:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from serving.client.client import Client
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, Run
 from tests.serving.cli.terminal import Terminal
-from tests.serving.conftest import Run
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
 pytestmark = pytest.mark.slow

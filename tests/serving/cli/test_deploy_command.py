@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from serving.client.client import AsyncClient
-from tests.serving.conftest import Run
+from tests.conftest import Run
 from tests.serving.harm import harm_with
 
 

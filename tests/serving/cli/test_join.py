@@ -29,8 +29,7 @@ from serving.cli.servers import MODULE, RECORD
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.wire.tls import Tls
-from tests.conftest import until
-from tests.serving.conftest import Run
+from tests.conftest import Run, until
 from tests.stages.importing.published import SHAPE, fitted, write_folder
 
 pytestmark = pytest.mark.slow

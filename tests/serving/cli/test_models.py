@@ -13,8 +13,8 @@ from serving.cli.models import import_once, is_whole
 from serving.client.client import Client
 from stages.errors import ServiceError
 from stages.progress import ProgressLine
+from tests.conftest import Run
 from tests.serving.cli.terminal import Terminal
-from tests.serving.conftest import Run
 from tests.serving.pretrained import write_model
 from tests.stages.importing.published import fitted, write_gguf
 

@@ -22,8 +22,7 @@ from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
 from stages.wire.tokens import own_token_paths
-from tests.conftest import PATIENCE_S, until
-from tests.serving.conftest import Run
+from tests.conftest import PATIENCE_S, Run, until
 
 pytestmark = pytest.mark.slow
 

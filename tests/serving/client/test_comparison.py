@@ -12,7 +12,7 @@ from serving.client.result import booked
 from serving.client.variants import all_variants, comparison
 from serving.v1 import router_pb2
 from stages.errors import printable
-from tests.serving.conftest import Run
+from tests.conftest import Run
 
 SERVED = router_pb2.StatusResponse(modes=["sweep", "resample", "ar", "local"], scorer_digest="1", ar_digest="2")
 

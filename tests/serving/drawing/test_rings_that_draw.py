@@ -9,7 +9,7 @@ from PIL import Image
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.topology import local_topology
-from tests.serving.conftest import Run
+from tests.conftest import Run
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from serving.cli.deployment import running_deployments
 from serving.cli.ports import free_port_block
 from serving.gateway.app import OwnCertificate
 from stages.errors import InputError
-from tests.serving.conftest import Run
+from tests.conftest import Run
 from tests.serving.gateway.conftest import run
 
 pytestmark = pytest.mark.slow

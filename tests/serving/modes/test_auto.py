@@ -18,8 +18,7 @@ from serving.modes.frontier import Forecast, Frontier, Option
 from serving.modes.tokenizer import ByteTokenizer
 from serving.router.topology import local_topology
 from stages.checkpoint.manifest import read_manifest
-from tests.conftest import until
-from tests.serving.conftest import Run
+from tests.conftest import Run, until
 
 NAMES = ("chain", "ar", "scorer", "local")
 

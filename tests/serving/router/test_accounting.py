@@ -14,7 +14,7 @@ from serving.router.topology import HostEntry
 from stages.model.codec import codec_named
 from stages.model.resampling import ImportanceWeights
 from stages.v1 import stage_pb2
-from tests.serving.conftest import Run
+from tests.conftest import Run
 
 HOSTS = ("host-1", "host-2", "host-3")
 PROMPT = "In the beginning "

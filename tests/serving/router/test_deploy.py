@@ -22,8 +22,8 @@ from stages.checkpoint.release_store import read_release_manifest
 from stages.errors import OnesweepError
 from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
-from tests.conftest import PATIENCE_S, until, wait_ready
-from tests.serving.conftest import Run, describe
+from tests.conftest import PATIENCE_S, Run, until, wait_ready
+from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer
 

@@ -6,32 +6,31 @@ from typing import Any
 
 import pytest
 
-from serving.cli.__main__ import main
 from serving.cli.ports import free_port_block
 from serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
 from serving.router.topology import Topology, local_topology
-from tests.conftest import until
+from tests.conftest import Run, until
 
 
 def topology_of(checkpoint: Path) -> Topology:
     return local_topology(3, 3, checkpoint, free_port_block(4) + 1)
 
 
-def examined(topology: Topology, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def examined(topology: Topology, tmp_path: Path, onesweep: Run) -> tuple[int, dict[str, Any]]:
     path = tmp_path / "topology.toml"
     path.write_text(topology.to_toml())
-    code = main(["doctor", "--topology", str(path), "--json"])
-    return code, json.loads(capsys.readouterr().out)
+    ended = onesweep("doctor", "--topology", path, "--json")
+    return ended.code, json.loads(ended.out)
 
 
 def bad(report: dict[str, Any]) -> list[str]:
     return [f"{f['where']}: {f['message']}" for f in report["findings"] if f["is_bad"]]
 
 
-def test_a_healthy_ring_has_no_bad_findings(bundles: Path, servers: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_healthy_ring_has_no_bad_findings(bundles: Path, servers: Any, tmp_path: Path, onesweep: Run) -> None:
     topology = topology_of(bundles / "own")
     servers.ring(topology, bundles / "own")
-    _, report = examined(topology, tmp_path, capsys)
+    _, report = examined(topology, tmp_path, onesweep)
     assert hops_of(report) == [
         ("router", "host-1"),
         ("host-1", "host-2"),
@@ -43,19 +42,19 @@ def test_a_healthy_ring_has_no_bad_findings(bundles: Path, servers: Any, tmp_pat
     assert [machine["name"] for machine in report["machines"]] == ["router", "host-1", "host-2", "host-3"]
     assert len({machine["chain_digest"] for machine in report["machines"][1:]}) == 1
     assert not bad(report), "however busy the machine is"
-    assert main(["doctor", "--topology", str(tmp_path / "topology.toml")]) == 0
-    assert "full state ms" in capsys.readouterr().out
+    ended = onesweep("doctor", "--topology", tmp_path / "topology.toml")
+    assert (ended.code, "full state ms" in ended.out) == (0, True)
 
 
 def test_a_host_that_is_down_is_named_and_the_others_are_measured(
-    bundles: Path, servers: Any, tmp_path: Path, capsys: Any
+    bundles: Path, servers: Any, tmp_path: Path, onesweep: Run
 ) -> None:
     topology = topology_of(bundles / "own")
     first, second, _ = topology.hosts
     for host in (first, second):
         servers.stage(bundles / "own", host.blocks, host.listen, topology.successors(host), name=host.name)
-    until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, capsys)[1]))
-    code, report = examined(topology, tmp_path, capsys)
+    until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, onesweep)[1]))
+    code, report = examined(topology, tmp_path, onesweep)
     assert code == 1
     assert any(line.startswith("host-3: host host-3 at") and "check that it runs" in line for line in bad(report))
     assert any(line.startswith("host-2 -> host-3:") for line in bad(report))

@@ -25,8 +25,7 @@ from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import InputError
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tls import Expiry, ending
-from tests.conftest import PATIENCE_S, until
-from tests.serving.conftest import Run
+from tests.conftest import PATIENCE_S, Run, until
 from tests.stages.checkpoints import put_release
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serving.router.topology import HostEntry, local_topology, parse_topology, read_topology
 from stages.errors import ConfigError, InputError
-from tests.serving.conftest import Run
+from tests.conftest import Run
 
 HOSTS = """
 [[hosts]]

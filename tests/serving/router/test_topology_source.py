@@ -20,8 +20,7 @@ from serving.router.topology import HostEntry, Topology, local_topology
 from serving.router.topology_source import TopologyFile, follow_topology, topology_at
 from stages.errors import InputError, ServiceError
 from stages.host.server import StageServer
-from tests.conftest import eventually, jobs, until, wait_ready
-from tests.serving.conftest import Run
+from tests.conftest import Run, eventually, jobs, until, wait_ready
 
 
 @pytest.fixture(autouse=True)

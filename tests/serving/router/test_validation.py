@@ -22,8 +22,8 @@ from stages.checkpoint.manifest import read_manifest
 from stages.model.codec import CODECS, HIDDEN
 from stages.model.samplers import SAMPLERS
 from stages.wire.channel import open_blocking_channel
-from tests.conftest import PATIENCE_S, refused, until
-from tests.serving.conftest import Run, shown
+from tests.conftest import PATIENCE_S, Run, refused, until
+from tests.serving.conftest import shown
 
 
 def sentence(err: str) -> str:

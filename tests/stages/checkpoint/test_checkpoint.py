@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.checkpoint.checkpoint import load_ar, load_chain, save_ar, write_manifest
+from stages.checkpoint.checkpoint import load_ar, load_chain, save_parts, write_manifest
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
 from stages.errors import CheckpointError
@@ -33,7 +33,7 @@ def test_weights_are_loaded_bit_for_bit(directory: Path, block: Block) -> None:
 def test_an_ar_model_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     model = make_ar(parts=3)
     write_manifest(tmp_path, Manifest("ar", model.architecture, (None,) * 3, probe_text=PROBE_TEXT))
-    save_ar(tmp_path, model)
+    save_parts(tmp_path, model.stages)
     loaded, saved = load_ar(tmp_path), model.state_dict()
     assert loaded.state_dict().keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.state_dict().items())
@@ -110,7 +110,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> No
     for name, width, layers in (("small", 256, 1), ("large", 512, 2)):
         a = Architecture(parts=1, layers=layers, width=width, context_length=32)
         write_manifest(tmp_path / name, Manifest("ar", a, (None,), probe_text=PROBE_TEXT))
-        save_ar(tmp_path / name, ArModel(a).eval())
+        save_parts(tmp_path / name, ArModel(a).eval().stages)
     size = part_file(tmp_path / "large", 0).stat().st_size
     assert size > 25_000_000
     command = [sys.executable, "-c", textwrap.dedent(MEASURE), tmp_path / "small", tmp_path / "large"]

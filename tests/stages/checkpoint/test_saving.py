@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.checkpoint.checkpoint import load_block, save_ar, save_part, update_manifest
+from stages.checkpoint.checkpoint import load_block, save_part, save_parts, update_manifest
 from stages.checkpoint.files import replace_file
 from stages.errors import CheckpointError
 from stages.model.block import Block
@@ -17,7 +17,7 @@ def test_saving_needs_a_manifest(tmp_path: Path, block: Block) -> None:
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             save_part(directory, block)
         with pytest.raises(CheckpointError, match="no checkpoint in"):
-            save_ar(directory, make_ar())
+            save_parts(directory, make_ar().stages)
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             update_manifest(directory, lambda manifest: manifest)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.__main__ import main
+from tests.conftest import Run
 from tests.stages.raw_client import Peer
 
 TOPOLOGY = """
@@ -39,7 +39,7 @@ DEFAULTS = {"LISTEN": "127.0.0.1:0", "NEXT": "127.0.0.1:3", "LAST": "[2]"}
     ],
 )
 def test_a_wrong_option_is_explained(
-    bundles: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+    bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], code: int, says: str
 ) -> None:
     text = TOPOLOGY
     changed = dict(each.split("=") for each in arguments if each.partition("=")[0] in DEFAULTS)
@@ -47,17 +47,14 @@ def test_a_wrong_option_is_explained(
         text = text.replace(word, value)
     (tmp_path / "t.toml").write_text(text)
     given = [each for each in arguments if "=" not in each or each[0].islower()]
-    defaults = ["--topology", str(tmp_path / "t.toml"), "--checkpoint", str(bundles / "own")]
-    assert main(["host", *defaults, *given]) == code
-    _, err = capfd.readouterr()
-    assert says in err
-    assert "Traceback" not in err
+    ended = onesweep("host", "--topology", tmp_path / "t.toml", "--checkpoint", bundles / "own", *given)
+    assert ended.code == code
+    assert says in ended.err
 
 
-def test_a_used_port_is_an_error(bundles: Path, alone: Peer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_used_port_is_an_error(bundles: Path, alone: Peer, tmp_path: Path, onesweep: Run) -> None:
     path = tmp_path / "t.toml"
     path.write_text(f'[[hosts]]\naddress = "{alone.address}"\nblocks = [0, 1, 2]\n')
-    assert main(["host", "host-1", "--topology", str(path), "--checkpoint", str(bundles / "own")]) == 1
-    _, err = capfd.readouterr()
-    assert f"onesweep: cannot listen on {alone.address}: the port is in use" in err
-    assert "Traceback" not in err
+    ended = onesweep("host", "host-1", "--topology", path, "--checkpoint", bundles / "own")
+    assert ended.code == 1
+    assert f"onesweep: cannot listen on {alone.address}: the port is in use" in ended.err

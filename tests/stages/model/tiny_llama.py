@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stages.checkpoint.checkpoint import save_part, write_manifest
+from stages.checkpoint.checkpoint import save_parts, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.model.architecture import Experts, LinearScaling, LlamaArchitecture
 from stages.model.architecture import SlidingWindow as Window
@@ -82,7 +82,6 @@ def write_tiny(directory: Path, architecture: LlamaArchitecture = TINY, seed: in
         directory,
         Manifest("ar", architecture, nothing, probe_text=PROBE, tokenizer="tokens", probe_tokens=probe, files=files),
     )
-    stages, hidden = random_stages(architecture, seed), None
-    for stage in stages:
-        hidden = save_part(directory, stage, hidden)
+    stages = random_stages(architecture, seed)
+    save_parts(directory, stages)
     return stages

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from stages.checkpoint.checkpoint import save_part, write_manifest
+from stages.checkpoint.checkpoint import save_parts, write_manifest
 from stages.checkpoint.manifest import Manifest
 from stages.model.architecture import PictureArchitecture
 from stages.model.partition import NoisePartition, equal_probability
@@ -57,9 +57,7 @@ def save_pictures(directory: Path, parts: Sequence[PicturePart]) -> None:
     """Write a checkpoint of these parts, gated and whole."""
     a, kind = parts[0].architecture, parts[0].kind
     write_manifest(directory, Manifest(kind, a, (None,) * a.parts, partition=tiny_partition(kind, a)))
-    hidden = None
-    for part in parts:
-        hidden = save_part(directory, part, hidden)
+    save_parts(directory, parts)
 
 
 def tiny_picture_bundle(

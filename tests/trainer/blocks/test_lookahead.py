@@ -63,7 +63,7 @@ def test_a_resumed_scorer_has_the_weights_of_an_uninterrupted_one(tmp_path: Path
 
     def task() -> ScorerTask:
         torch.manual_seed(0)
-        return ScorerTask("scorer", StagesInOneProcess(config.architecture), corpus, config)
+        return ScorerTask(StagesInOneProcess(config.architecture), corpus, config)
 
     whole = task()
     Run(whole, config, tmp_path / "whole", "run").train()

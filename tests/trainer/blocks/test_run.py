@@ -47,10 +47,6 @@ def weights(task: Line) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in task.module.parameters()]
 
 
-def steps_of(path: Path) -> list[int]:
-    return [record["step"] for record in read_records(path) if not record.get("final")]
-
-
 def without_times(path: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "time"} for record in read_records(path)]
 
@@ -145,7 +141,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     task.at, task.action = 3, spoil
     with pytest.raises(ConfigError, match="the gradient is nan at step 3; lower learning_rate"):
         Run(task, tiny, tmp_path, "run").train()
-    assert steps_of(tmp_path / "line.jsonl") == [1, 2, 3]
+    assert [record["step"] for record in read_records(tmp_path / "line.jsonl")] == [1, 2, 3]
 
 
 # A full disk

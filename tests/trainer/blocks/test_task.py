@@ -43,7 +43,7 @@ def test_evaluation_is_repeatable_and_names_the_diagnostics() -> None:
 
 def test_the_ar_model_gets_the_windows_of_the_blocks() -> None:
     model = ArModel(tiny.architecture)
-    task = ArTask("ar", model, corpus, tiny)
+    task = ArTask(model, corpus, tiny)
     text = corpus.batch(tiny.seed, 4, tiny.sequences, 33)
     assert task.loss(4).parts == {"next_byte_nats": float(next_byte_loss(model(text[:, :-1]), text).detach())}
     with torch.inference_mode():

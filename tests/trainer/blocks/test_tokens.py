@@ -44,13 +44,9 @@ def bundle(spelled: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def encoded(text: str) -> torch.Tensor:
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
 @given(text=st.text(min_size=1, max_size=200), cut=st.booleans())
 def test_tokens_encode_every_byte(tokenizer: TextTokenizer, text: str, cut: bool) -> None:
-    tokens = tokenizer.encode(encoded(text), cut)
+    tokens = tokenizer.encode(torch.tensor(list(text.encode()), dtype=torch.uint8), cut)
     assert tokenizer.encoding.decode(tokens.tolist()) == text
     assert int(token_bytes(tokenizer)[tokens.long()].sum()) == len(text.encode())
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from serving.cli.__main__ import main
 from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.model.partition import equal_probability
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import out_scale, skip_scale
+from tests.conftest import Run
 from tests.trainer.pictures.test_data import LABELS, write_npz
 from trainer.pictures.data import PictureSet, load_pictures
 from trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
@@ -117,28 +117,27 @@ def test_training_lowers_the_loss_of_each_block(tmp_path: Path) -> None:
         assert after[block]["valid_denoise_loss"] < before[block]["valid_denoise_loss"]
 
 
-def test_the_command_trains_and_explains_wrong_options(
-    tmp_path: Path, pictures: PictureSet, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_and_explains_wrong_options(tmp_path: Path, pictures: PictureSet, onesweep: Run) -> None:
     config = tmp_path / "small.toml"
     config.write_text("parts = 2\nlayers = 1\nfeatures = 16\nheads = 2\nsteps = 1\nbatch = 2\n")
     uneven = tmp_path / "uneven.toml"
     uneven.write_text(config.read_text() + "patch = 3\n")
-    data = ["--data", str(tmp_path / "pictures.npz"), "--threads", "1", "--config", str(config), "--out"]
-    there, new = [*data, str(tmp_path / "out")], [*data, str(tmp_path / "new")]
-    assert main(["train", "pictures", "local", *there]) == 0
-    assert "1 of 1 parts trained" in capsys.readouterr().out
+    data = ["--data", tmp_path / "pictures.npz", "--threads", 1, "--config", config, "--out"]
+    there, new = [*data, tmp_path / "out"], [*data, tmp_path / "new"]
+    ended = onesweep("train", "pictures", "local", *there)
+    assert (ended.code, "1 of 1 parts trained" in ended.out) == (0, True)
     for arguments, message in (
         (["chain", *there], "has a checkpoint of other settings or data"),
         (["chain", *new, "--block", "2"], "block 2 does not exist"),
         (["steps", *new, "--block", "0"], "--block and --start apply only to a chain"),
-        (["steps", *new, "--config", str(uneven)], "do not fill patches of 3"),
+        (["steps", *new, "--config", uneven], "do not fill patches of 3"),
         (["steps", *new, "--steps", "-1"], "steps must be"),
-        (["chain", *new, "--start", str(tmp_path)], "no checkpoint in"),
+        (["chain", *new, "--start", tmp_path], "no checkpoint in"),
         (["steps", *new, "--device", "tpu"], "--device must be cpu, cuda or cuda:N, not 'tpu'"),
     ):
-        assert main(["train", "pictures", *arguments]) in (1, 2)
-        assert message in capsys.readouterr().err
+        ended = onesweep("train", "pictures", *arguments)
+        assert ended.code in (1, 2)
+        assert message in ended.message
     for wrong, says in ({"sigma_min": 80.0}, "sigma_min 80"), ({"matrix_optimizer": "moun"}, "one of muon, adamw, not"):
         with pytest.raises(ConfigError, match=says):
             replace(CONFIG, **wrong)
