@@ -223,7 +223,7 @@ class ToolChoice(FunctionKind):
 class NamedSchema(Fields):
     """A JSON schema with the name that the client has for it."""
 
-    name: str = Field(description="ignored")
+    name: str = Field(default="schema", description="ignored")
     description: str | None = Field(default=None, description="ignored")
     schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] = Field(alias="schema")
     strict: bool = Field(default=False, description="true: refuse a schema that cannot be enforced in full")

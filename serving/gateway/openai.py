@@ -198,7 +198,7 @@ def _check_tools(request: ChatRequest) -> None:
     names, must = [tool.name for tool in request.offered], request.must_call
     if len({*names}) < len(names):
         raise ApiError(400, "two tools have the same name", param="tools")
-    if request.tool_choice not in (None, "none") and not names:
+    if request.tool_choice not in (None, "none", "auto") and not names:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if not {*must} <= {*names}:
         raise ApiError(400, f"tool_choice names {quoted(must[0])}, which is not among the tools", param="tool_choice")

@@ -291,7 +291,7 @@ def test_an_answer_follows_a_schema_with_any_drafter(openai: OpenAI) -> None:
 def test_unenforced_keywords_of_a_schema_are_reported(openai: OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     schema |= {"propertyNames": {"pattern": "a"}}
-    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    form: Any = {"type": "json_schema", "json_schema": {"schema": schema}}
     asked: Any = {"model": "onesweep-ar", "messages": [{"role": "user", "content": PROMPT}], "response_format": form}
     answer: Any = openai.chat.completions.create(**asked)
     assert (answer.choices[0].message.content, answer.onesweep["unenforced"]) == ('{"a": 1}', ["propertyNames"])

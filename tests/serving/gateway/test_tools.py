@@ -100,17 +100,18 @@ def test_the_template_gets_tools_calls_and_their_results(chat: OpenAI, kind: str
     message = chat.chat.completions.create(model="onesweep", **REQUIRED, seed=1).choices[0].message
     (call,) = message.tool_calls or []
     messages: Any = [*ASK, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "blue"}]
-    asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "tools": TOOLS, "max_tokens": 1}
+    asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "max_tokens": 1}
     name, arguments = call.function.name, call.function.arguments  # type: ignore[union-attr]
     spelled = f'user: the sea\nassistant: \n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
     spelled += f"\ntool{name}: blue\nassistant: "
     taught = f'{json.dumps(AS_GIVEN)}\nas <tool_call>\n{{"name": <name>, "arguments": <object>}}\n</tool_call>\n'
-    for choice, expected in (
-        ("none", spelled),
-        ("auto", taught + spelled),
-        ("required", taught + spelled + "<tool_call>\n"),
+    for choice, tools, expected in (
+        ("none", TOOLS, spelled),
+        ("auto", [], spelled),
+        ("auto", TOOLS, taught + spelled),
+        ("required", TOOLS, taught + spelled + "<tool_call>\n"),
     ):
-        usage = chat.chat.completions.create(**asked, tool_choice=choice).usage
+        usage = chat.chat.completions.create(**asked, tools=tools, tool_choice=choice).usage
         assert usage.prompt_tokens == len(ids(expected))
 
 
@@ -247,7 +248,7 @@ def form_item(**more: Any) -> dict[str, Any]:
 
 REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
-    ({"tools": [], "tool_choice": "auto"}, "tool_choice needs tools"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice needs tools"),
     ({"tool_choice": {"type": "function", "name": "plane"}}, "tool_choice names 'plane'"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "nothing is stored, so an item_reference names nothing"),
     (
