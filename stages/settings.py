@@ -357,8 +357,7 @@ def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
 
 def _fits(value: object, kind: Any, bounds: Bounds) -> bool:  # noqa: ANN401 - a type
     if kind in (int, float):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return (whole or (kind is float and isinstance(value, float))) and bounds.hold(value)  # type: ignore[arg-type]
+        return isinstance(value, int | kind) and not isinstance(value, bool) and bounds.hold(value)
     return isinstance(value, kind)
 
 

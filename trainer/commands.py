@@ -58,8 +58,9 @@ def corpus_of(options: argparse.Namespace) -> Corpus:
     from trainer.blocks.data import load_corpus
 
     set_threads(options)
-    device = check_device(getattr(options, "device", None) or "cpu")
-    return replace(load_corpus(options.data, getattr(options, "tokenizer", None)), device=device)
+    flags = from_flags(SharedFlags, options)
+    device = check_device(flags.device or "cpu")
+    return replace(load_corpus(flags.data, flags.tokenizer), device=device)
 
 
 def set_threads(options: argparse.Namespace) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 from zlib import crc32
 
 from stages import clock
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 Call = Callable[..., object]
 
 MAX_TURNS = 200_000  # a schedule takes two thousand
@@ -76,7 +77,7 @@ def here() -> Process:
     return process
 
 
-class _Handle(asyncio.Handle):
+class _Handle(asyncio.TimerHandle):
     """A scheduled call without debugging aids, because a schedule makes ten thousand of them."""
 
     __slots__ = ("is_by_clock",)  # True: due by a process's clock, not by the world's
@@ -109,7 +110,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = PROCESS.get()
         return self.now_s if process is None else process.ahead_s + process.rate * self.now_s
 
-    def call_at(self, when: float, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> _Handle:
         """Schedule a call by the running process's clock."""
         process, context = PROCESS.get(), copy_context() if context is None else context
         if process is None:
@@ -124,7 +127,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._calls, timer))
         return timer
 
-    def call_soon(self, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
+    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> _Handle:
         self._ready.append(handle := _Handle(callback, args, copy_context() if context is None else context))
         return handle
 
@@ -133,7 +136,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.tasks.append(task)
         return task
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ANN401
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Run it at once: computation takes the virtual time that its owner accounts for."""
         future: asyncio.Future[T] = self.create_future()
         try:
