@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import hop_stream as relays
 from stages.wire.channel import new_server
 from stages.wire.status import StatusError, exhausted, invalid
+from stages.wire.tls import Security
 from tests.conftest import eventually
 from tests.stages.scripted_server import (
     Answering,
@@ -246,3 +248,16 @@ async def test_a_lost_stream_is_reported_with_its_cause(answer: Any, says: str) 
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await call.read()
         assert says in relay.loss(lost.value)
+
+
+async def test_renewals_of_a_certificate_leave_one_former_channel(
+    monkeypatch: pytest.MonkeyPatch, unused_port: int
+) -> None:
+    stamps = count()
+    monkeypatch.setattr(Security, "stamp", lambda self: next(stamps))
+    relay = relays.Relay(f"127.0.0.1:{unused_port}", 1 << 20, 5.0)
+    for _ in range(3):
+        with pytest.raises(StatusError, match="cannot be reached"):
+            await relay.describe(5.0)
+    assert len(relay._former) == 1
+    await relay.close()
