@@ -219,6 +219,8 @@ class CallBounds(Interceptor):
             ) from None
         finally:
             arriving.pop(limit, None)
+            if not self._arriving.get(who):  # callers' names come and go
+                self._arriving.pop(who, None)
         if request is not None and request.ByteSize() > max_bytes:
             raise exhausted(f"the request has {request.ByteSize()} bytes; this method's limit is {max_bytes}", 60_000)
         return request

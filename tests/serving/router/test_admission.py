@@ -220,6 +220,17 @@ def test_requests_over_the_rate_of_a_key_are_refused_at_once() -> None:
     gate.enters(key)
 
 
+def test_a_key_of_an_earlier_day_is_forgotten_unless_a_limit_still_counts_it() -> None:
+    gate, held = Gate(8), Key("held")
+    gate.ask(held)
+    for key in (ALICE, BOB, slow := Key("slow", rate=1e-6)):
+        gate.enters(key)
+    gate.now_s, gate.unix_s = gate.now_s + DAY_S, gate.unix_s + DAY_S
+    gate.enters(CAROL)
+    assert gate.decides._usage.keys() == {"held", "slow", "carol"}
+    assert "key slow may start 1e-06" in str(gate.refused(slow))
+
+
 def test_concurrent_requests_of_a_key_are_limited() -> None:
     gate, key = Gate(8, queue=4), Key("alice", concurrent=2)
     held = [gate.ask(key) for _ in range(2)]
