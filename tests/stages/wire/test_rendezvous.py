@@ -112,9 +112,11 @@ async def test_a_removed_machine_is_refused(
     monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
+        run.rendezvous.kinds["a", "b"], run.rendezvous.budget.carried[frozenset("ab")] = "relayed", 1
         run.rendezvous.run.keep("a", None)
         await eventually(lambda: "a was removed" in run.lines)
-        assert not LinkRecord.read(run.rendezvous.run.directory).ports
+        record = LinkRecord.read(run.rendezvous.run.directory)
+        assert (record.ports, record.kinds, record.relayed_bytes) == ({}, {}, {})
         links = MachineLinks("a", there.tls, [run.address], there._shown[0][1].split()[1], there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):
             await links.attend()
