@@ -124,7 +124,6 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.refused = Counter[str]()  # refused calls, by method
         self._awaited, self.budget = AwaitedPipes(), RelayBudget()  # type: ignore[abstract]
         self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links made so far, also before this start
-        self._forget()
         self.proxy = ""  # through which commands on this machine dial machines
         self.advice = list[str]()  # for people, in `status`
         self.announces = True  # whether to announce each link whose kind changes
@@ -187,15 +186,11 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
             self.machines.pop(name).dismiss()
-            self._forget()
+            there = {ROUTER_NAME, *self.machines}
+            self.kinds = {pair: kind for pair, kind in self.kinds.items() if there.issuperset(pair)}
+            self.budget.carried = Counter({pair: n for pair, n in self.budget.carried.items() if pair <= there})
             self.write_links()
             self._say(f"{name} was removed")
-
-    def _forget(self) -> None:
-        """Forget links of machines that were removed."""
-        there = {ROUTER_NAME, *self.machines}
-        self.kinds = {pair: kind for pair, kind in self.kinds.items() if there.issuperset(pair)}
-        self.budget.carried = Counter({pair: n for pair, n in self.budget.carried.items() if pair <= there})
 
     def write_links(self) -> None:
         """Record, for commands on this machine, the proxy that dials machines, and their links. Raises InputError."""
