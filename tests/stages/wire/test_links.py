@@ -40,7 +40,7 @@ async def test_each_kind_of_link_reaches_its_machine(tmp_path: Path) -> None:
         assert [*run.machines["c"]._channels] == [run.address]
 
 
-async def test_a_machine_reaches_only_its_neighbours(tmp_path: Path) -> None:
+async def test_a_machine_reaches_only_its_neighbours_and_opens_only_awaited_pipes(tmp_path: Path) -> None:
     async with running(tmp_path, a=True, b=True) as run:
         links = run.machines["a"]
         with pytest.raises(grpc.aio.AioRpcError, match="503"):
@@ -52,6 +52,9 @@ async def test_a_machine_reaches_only_its_neighbours(tmp_path: Path) -> None:
             for call in (stub.Reach(join_pb2.ReachRequest(to="b")), stub.Carry(metadata=((TO_KEY, "b"),)).read()):
                 with refused(grpc.StatusCode.UNAUTHENTICATED):
                     await call
+            for pipe in ("", "0" * 32):
+                with pytest.raises(grpc.aio.AioRpcError, match="no one is waiting for this pipe"):
+                    await stub.Carry(metadata=((PIPE_KEY, pipe), *links._shown)).read()
 
 
 class Flood:
@@ -107,16 +110,6 @@ async def test_a_slow_reader_delays_the_writer_and_the_relay_buffers_within_its_
         await asyncio.gather(flow, return_exceptions=True)
         await eventually(lambda: not budget.held)
         server.close()
-
-
-async def test_a_pipe_that_is_not_awaited_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, a=True, b=True) as run:
-        links = run.machines["a"]
-        channel, stub = run.stub("")
-        async with channel:
-            for pipe in ("", "0" * 32):
-                with pytest.raises(grpc.aio.AioRpcError, match="no one is waiting for this pipe"):
-                    await stub.Carry(metadata=((PIPE_KEY, pipe), *links._shown)).read()
 
 
 async def test_a_machine_that_restarts_soon_keeps_its_direct_link(
