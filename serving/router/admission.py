@@ -22,7 +22,6 @@ from stages.wire.tokens import Key
 RESERVED_SHARE = 8
 INTERACTIVE_SHARE, BATCH_SHARE = 4, 8  # one place in this many
 DAY_S = 86_400
-ROUNDED_S = 1e-6  # larger than rounding errors in sums of times
 MIN_RETRY_MS, MAX_RETRY_MS = 1000, 60_000
 # Weight of a new request in the running mean of their durations.
 NEW_SHARE = 0.2
@@ -70,10 +69,6 @@ class Usage:
     day: int = 0
     bytes_today: int = 0
 
-    def limits(self, day: int, now_s: float) -> bool:
-        """True if it differs from that of a key that was never used."""
-        return bool(self.held or self.waiting) or self.day == day or self.free_at_s > now_s
-
 
 class Admission:
     """The router's places. Times are seconds on a monotonic clock."""
@@ -102,8 +97,9 @@ class Admission:
         if self.stopping:
             raise unavailable("the router is stopping: use another router, or try again later")
         if request.key.name not in self._usage:  # names come and go with tokens
-            day = int(unix_s // DAY_S)
-            self._usage = {name: each for name, each in self._usage.items() if each.limits(day, now_s)}
+            before, day = self._usage.items(), int(unix_s // DAY_S)
+            idle = {name for name, u in before if not (u.held or u.waiting or u.day == day or u.free_at_s > now_s)}
+            self._usage = {name: each for name, each in before if name not in idle}
         usage = self._usage.setdefault(request.key.name, Usage())
         usage.most = request.key.concurrent or self._share
         # a request over its own quota does not wait: the caller knows best when to retry
@@ -161,7 +157,7 @@ class Admission:
         if key.rate is None:
             return
         free_at_s = max(usage.free_at_s, now_s) + 1 / key.rate
-        if (wait_s := free_at_s - now_s - max(1.0, 1 / key.rate)) > ROUNDED_S:
+        if (wait_s := free_at_s - now_s - max(1.0, 1 / key.rate)) > 1e-6:  # less is rounding
             message = f"key {key.name} may start {key.rate:g} requests per second"
             raise exhausted(message, math.ceil(wait_s * 1000))
         usage.free_at_s = free_at_s

@@ -291,12 +291,11 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
             bound = server.add_secure_port(address, ServerCertificate(security.tls, mutual).credentials())
     except RuntimeError:
         bound = 0
-    if bound and security.tls is None and not is_loopback(address):
-        log.warning("%s can be reached from other machines, and its traffic is not encrypted", address)
-    if bound:
-        _PLACES[server].watch(server, bound)
-    else:
+    if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's")
+    if security.tls is None and not is_loopback(address):
+        log.warning("%s can be reached from other machines, and its traffic is not encrypted", address)
+    _PLACES[server].watch(server, bound)
     return bound
 
 

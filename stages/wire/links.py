@@ -21,7 +21,6 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -161,7 +160,7 @@ class MachineLinks:
         self.attends = False
         tls.read()
         self._rendezvous, self._shown = tuple(rendezvous), token_metadata(secret)
-        self._channels = dict[str, grpc.aio.Channel]()  # to the rendezvous, by its addresses
+        self._channels = list[grpc.aio.Channel]()  # to each address of the rendezvous
         self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
         self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
         self._kinds = dict[str, str]()  # kinds of links last shown to people
@@ -171,15 +170,13 @@ class MachineLinks:
     async def attend(self) -> None:
         """Open the pipes that the rendezvous asks for. Has no end; if the rendezvous is lost, tries each of its
         addresses again. Raises StatusError if it refuses this machine."""
-        pause_s, at = RETRY_S, 0
+        pause_s, at, name, tls = RETRY_S, 0, link_name(ROUTER_NAME), Tls(self.tls.authority)
+        self._channels = [_channel(address, name, tls, self._shown) for address in self._rendezvous]
         while not await self._listens():  # others dial this machine as soon as they learn of it
             await asyncio.sleep(RETRY_S)
         while True:
-            address = self._rendezvous[at % len(self._rendezvous)]
-            if address not in self._channels:
-                tls = Tls(self.tls.authority)
-                self._channels[address] = _channel(address, link_name(ROUTER_NAME), tls, self._shown)
-            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(self._channels[address])
+            address = self._rendezvous[number := at % len(self._rendezvous)]
+            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(self._channels[number])
             self.announced = tuple(self._addresses())[:MAX_ANNOUNCED]  # a laptop may have moved by now
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.announced)):
@@ -253,7 +250,7 @@ class MachineLinks:
 
     async def close(self) -> None:
         await cancelled(self._tasks)
-        for channel in self._channels.values():
+        for channel in self._channels:
             await channel.close()
 
     async def _direct(self, addresses: Sequence[str], name: str) -> tuple[SocketPipe, str] | None:
@@ -303,22 +300,21 @@ class MachineLinks:
     async def _answer(self, stub: join_pb2_grpc.JoinServiceAsyncStub, notice: join_pb2.Notice) -> None:
         """Open the pipe that a notice asks for, to this machine's own stage server."""
         metadata = ((PIPE_KEY, notice.pipe),)
-        if not notice.addresses:
-            await self._carry(stub.Carry(metadata=(*metadata, *self._shown)))
-        elif (address := await self._answering(notice.addresses, notice.caller)) is not None:
-            # of its own: another machine may have this address by the next notice
-            async with _channel(address, link_name(notice.caller), self.tls) as channel:
-                await self._carry(join_pb2_grpc.JoinServiceStub(channel).Carry(metadata=metadata))
-
-    async def _carry(self, call: Any) -> None:  # noqa: ANN401 - a stream of gRPC, which the stubs do not export
-        """Carry a connection to this machine's own stage server."""
-        with contextlib.suppress(OSError, grpc.RpcError):
-            reader, writer = await asyncio.open_connection(*self.own)
-            try:
+        async with contextlib.AsyncExitStack() as stack:
+            if notice.addresses:
+                address = await self._answering(notice.addresses, notice.caller)
+                if address is None:
+                    return  # the waiting machine takes another way
+                # of its own: another machine may have this address by the next notice
+                channel = await stack.enter_async_context(_channel(address, link_name(notice.caller), self.tls))
+                call = join_pb2_grpc.JoinServiceStub(channel).Carry(metadata=metadata)
+            else:
+                call = stub.Carry(metadata=(*metadata, *self._shown))
+            stack.callback(call.cancel)
+            with contextlib.suppress(OSError, grpc.RpcError):
+                reader, writer = await asyncio.open_connection(*self.own)
+                stack.callback(writer.close)
                 await splice(SocketPipe(reader, writer), CalledPipe(call))
-            finally:
-                writer.close()
-        call.cancel()
 
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
