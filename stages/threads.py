@@ -89,7 +89,7 @@ class FairPool:
 
     def _leave(self, caller: str) -> None:
         self._free += 1
-        self._held[caller] -= 1
+        self._held -= Counter((caller,))  # without callers that hold none: their names come and go
         self._next()
 
     def _next(self) -> None:

@@ -76,7 +76,8 @@ class _StrictRequest(Request):
     async def json(self) -> object:
         """The parsed body, without NaN, halves of surrogate pairs or deep nesting. Raises ApiError."""
         try:
-            parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
+            # its cache would keep thousands of short strings, such as prompts, after their requests
+            parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False, cache_strings="none")
         except ValueError as error:
             too_deep = "nested too deep: at most 200 objects and lists inside each other"  # as pydantic's parser has it
             problem = too_deep if "recursion limit" in str(error) else f"not JSON: {error}"

@@ -67,7 +67,9 @@ class StopCutter:
             _, cut = min(found)
             self.stopped, self._held = True, b""
             return text[:cut]
-        keep = max((_begun(text, stop) for stop in self.stops), default=0)
+        # the most bytes at the end that begin a stop string
+        begun = (n for stop in self.stops for n in range(1, min(len(text) + 1, len(stop))) if text.endswith(stop[:n]))
+        keep = max(begun, default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -75,8 +77,3 @@ class StopCutter:
         """The text held back because a stop string could have begun there."""
         held, self._held = self._held, b""
         return held
-
-
-def _begun(text: bytes, stop: bytes) -> int:
-    """Number of bytes at the end of `text` that begin `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

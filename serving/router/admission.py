@@ -64,9 +64,8 @@ class Usage:
     most: int = 0  # places that it may hold
     turn: int = 0  # when it last got a place, counted in places given
     waiting: list[PlaceRequest] = field(default_factory=list)
-    # Requests that the key's rate lets start now; at most a second's worth, and at least one.
-    allowance: float = 1.0
-    topped_up_s: float = 0.0
+    # When the key's rate again lets a second's worth of requests start at once, and at least one.
+    free_at_s: float = 0.0
     day: int = 0
     bytes_today: int = 0
 
@@ -97,6 +96,10 @@ class Admission:
         Raises StatusError: RESOURCE_EXHAUSTED says which limit was reached and when to retry."""
         if self.stopping:
             raise unavailable("the router is stopping: use another router, or try again later")
+        if request.key.name not in self._usage:  # names come and go with tokens
+            before, day = self._usage.items(), int(unix_s // DAY_S)
+            idle = {name for name, u in before if not (u.held or u.waiting or u.day == day or u.free_at_s > now_s)}
+            self._usage = {name: each for name, each in before if name not in idle}
         usage = self._usage.setdefault(request.key.name, Usage())
         usage.most = request.key.concurrent or self._share
         # a request over its own quota does not wait: the caller knows best when to retry
@@ -139,7 +142,7 @@ class Admission:
         return sum(len(usage.waiting) for usage in self._usage.values())
 
     def _check_quotas(self, key: Key, usage: Usage, max_bytes: int, now_s: float, unix_s: float) -> None:
-        """Take one request off the rate's allowance. Raises StatusError for a request over a quota."""
+        """Count one request to the key's rate. Raises StatusError for a request over a quota."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
             raise exhausted(f"key {key.name} has {key.concurrent} requests in flight, its limit", self._retry_ms(1))
         day, into_s = divmod(unix_s, DAY_S)
@@ -153,13 +156,11 @@ class Admission:
             raise exhausted(f"{message}, and the request may need {max_bytes}", math.ceil((DAY_S - into_s) * 1000))
         if key.rate is None:
             return
-        most = max(key.rate, 1.0)
-        usage.allowance = min(most, usage.allowance + (now_s - usage.topped_up_s) * key.rate)
-        usage.topped_up_s = now_s
-        if usage.allowance < 1.0:
-            wait_ms = math.ceil((1.0 - usage.allowance) / key.rate * 1000)
-            raise exhausted(f"key {key.name} may start {key.rate:g} requests per second", wait_ms)
-        usage.allowance -= 1.0
+        free_at_s = max(usage.free_at_s, now_s) + 1 / key.rate
+        if (wait_s := free_at_s - now_s - max(1.0, 1 / key.rate)) > 1e-6:  # less is rounding
+            message = f"key {key.name} may start {key.rate:g} requests per second"
+            raise exhausted(message, math.ceil(wait_s * 1000))
+        usage.free_at_s = free_at_s
 
     def _queue(self, request: PlaceRequest, usage: Usage) -> None:
         key, batch, wait_s = request.key, request.batch, min(self.settings.queue_wait_s, request.left_s)

@@ -126,6 +126,8 @@ class HostLink:
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.update(info)
+        if self.problem:  # messages that it has not answered since then count as silence no longer
+            self.relay.asked_at = None
         self.lost_at = None
         if not info.ready and not (self.held and info.links and all(each.problem for each in info.links)):
             self.returning_at = monotonic()  # a host that waits for the next one does not return by itself

@@ -219,6 +219,8 @@ class CallBounds(Interceptor):
             ) from None
         finally:
             arriving.pop(limit, None)
+            if not self._arriving.get(who):  # callers' names come and go
+                self._arriving.pop(who, None)
         if request is not None and request.ByteSize() > max_bytes:
             raise exhausted(f"the request has {request.ByteSize()} bytes; this method's limit is {max_bytes}", 60_000)
         return request
@@ -289,12 +291,11 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
             bound = server.add_secure_port(address, ServerCertificate(security.tls, mutual).credentials())
     except RuntimeError:
         bound = 0
-    if bound and security.tls is None and not is_loopback(address):
-        log.warning("%s can be reached from other machines, and its traffic is not encrypted", address)
-    if bound:
-        _PLACES[server].watch(server, bound)
-    else:
+    if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's")
+    if security.tls is None and not is_loopback(address):
+        log.warning("%s can be reached from other machines, and its traffic is not encrypted", address)
+    _PLACES[server].watch(server, bound)
     return bound
 
 

@@ -228,7 +228,9 @@ class Relay:
             self._open()
         except InputError:  # perhaps only half of it is replaced so far
             return
-        self._former.append(former)  # let its last calls end by themselves
+        # let its last calls end by themselves; one without a connection has none by the next renewal
+        live = (each for each in self._former if each.get_state() is grpc.ChannelConnectivity.READY)
+        self._former = [*live, former]
         if self._streamer is not None:
             self._streamer.cancel()  # it would wait for the old connection to come back
 

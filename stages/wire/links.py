@@ -31,7 +31,7 @@ from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import KEEPALIVE, LINK_DOMAIN, SILENT_MS, open_channel, parse_address, use_link_proxy
 from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, AwaitedPipes, CalledPipe, Pipe, SocketPipe, splice
-from stages.wire.status import StatusError, unavailable
+from stages.wire.status import Metadata, StatusError, unavailable
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import token_metadata
 
@@ -94,6 +94,7 @@ class LinkProxy:
                 writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
                 return
             await self._dial(name, local := _Answered(reader, writer))
+            self._said.pop(name, None)
         except StatusError as refusal:
             if self._said.get(name) != refusal.message:  # gRPC retries again and again
                 log.info("no route to %s: %s", name, refusal.message)
@@ -159,7 +160,7 @@ class MachineLinks:
         self.attends = False
         tls.read()
         self._rendezvous, self._shown = tuple(rendezvous), token_metadata(secret)
-        self._channels = dict[str, grpc.aio.Channel]()
+        self._channels = list[grpc.aio.Channel]()  # to each address of the rendezvous
         self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
         self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
         self._kinds = dict[str, str]()  # kinds of links last shown to people
@@ -169,13 +170,13 @@ class MachineLinks:
     async def attend(self) -> None:
         """Open the pipes that the rendezvous asks for. Has no end; if the rendezvous is lost, tries each of its
         addresses again. Raises StatusError if it refuses this machine."""
-        pause_s, at = RETRY_S, 0
+        pause_s, at, name, tls = RETRY_S, 0, link_name(ROUTER_NAME), Tls(self.tls.authority)
+        self._channels = [_channel(address, name, tls, self._shown) for address in self._rendezvous]
         while not await self._listens():  # others dial this machine as soon as they learn of it
             await asyncio.sleep(RETRY_S)
         while True:
-            address = self._rendezvous[at % len(self._rendezvous)]
-            channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
-            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
+            address = self._rendezvous[number := at % len(self._rendezvous)]
+            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(self._channels[number])
             self.announced = tuple(self._addresses())[:MAX_ANNOUNCED]  # a laptop may have moved by now
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.announced)):
@@ -249,7 +250,7 @@ class MachineLinks:
 
     async def close(self) -> None:
         await cancelled(self._tasks)
-        for channel in self._channels.values():
+        for channel in self._channels:
             await channel.close()
 
     async def _direct(self, addresses: Sequence[str], name: str) -> tuple[SocketPipe, str] | None:
@@ -299,21 +300,21 @@ class MachineLinks:
     async def _answer(self, stub: join_pb2_grpc.JoinServiceAsyncStub, notice: join_pb2.Notice) -> None:
         """Open the pipe that a notice asks for, to this machine's own stage server."""
         metadata = ((PIPE_KEY, notice.pipe),)
-        if notice.addresses:
-            address = await self._answering(notice.addresses, notice.caller)
-            if address is None:
-                return  # the waiting machine takes another way
-            channel = self._channel(address, link_name(notice.caller), self.tls)
-            call = join_pb2_grpc.JoinServiceStub(channel).Carry(metadata=metadata)
-        else:
-            call = stub.Carry(metadata=(*metadata, *self._shown))
-        with contextlib.suppress(OSError, grpc.RpcError):
-            reader, writer = await asyncio.open_connection(*self.own)
-            try:
+        async with contextlib.AsyncExitStack() as stack:
+            if notice.addresses:
+                address = await self._answering(notice.addresses, notice.caller)
+                if address is None:
+                    return  # the waiting machine takes another way
+                # of its own: another machine may have this address by the next notice
+                channel = await stack.enter_async_context(_channel(address, link_name(notice.caller), self.tls))
+                call = join_pb2_grpc.JoinServiceStub(channel).Carry(metadata=metadata)
+            else:
+                call = stub.Carry(metadata=(*metadata, *self._shown))
+            stack.callback(call.cancel)
+            with contextlib.suppress(OSError, grpc.RpcError):
+                reader, writer = await asyncio.open_connection(*self.own)
+                stack.callback(writer.close)
                 await splice(SocketPipe(reader, writer), CalledPipe(call))
-            finally:
-                writer.close()
-        call.cancel()
 
     async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
         """The first of `addresses` where the machine `name` shows its certificate."""
@@ -355,14 +356,13 @@ class MachineLinks:
 
         self._begin(tell())
 
-    def _channel(self, address: str, name: str, tls: Tls, shown: tuple[tuple[str, str], ...] = ()) -> grpc.aio.Channel:
-        """A channel to the address at which `name` is expected."""
-        if address not in self._channels:
-            options = (("grpc.ssl_target_name_override", name), *KEEPALIVE)
-            self._channels[address] = open_channel(address, security=Security(tls), options=options, metadata=shown)
-        return self._channels[address]
-
     def _begin(self, job: Awaitable[None]) -> None:
         task = asyncio.ensure_future(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _channel(address: str, name: str, tls: Tls, shown: Metadata = ()) -> grpc.aio.Channel:
+    """A channel to the address at which `name` is expected."""
+    options = (("grpc.ssl_target_name_override", name), *KEEPALIVE)
+    return open_channel(address, security=Security(tls), options=options, metadata=shown)

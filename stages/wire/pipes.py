@@ -150,7 +150,7 @@ class RelayBudget:
         try:
             yield lambda size: self.carried.update({pair: size})
         finally:
-            self.held[pair] -= PIPE_BYTES
+            self.held -= Counter({pair: PIPE_BYTES})  # without pairs that hold nothing: machines come and go
             log.info("%s: %d bytes relayed so far", names, self.carried[pair])
 
 

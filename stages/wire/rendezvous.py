@@ -86,16 +86,12 @@ class RunDirectory:
         self.authority = Authority.create(directory, AUTHORITY_DAYS) if is_new else Authority.open(directory)
         own = directory / f"{ROUTER_NAME}.pem"
         if own.exists():
-            self.renew()
+            self.authority.renew(ROUTER_NAME, LEAF_DAYS)
         else:
             self.authority.issue(Identity(ROUTER, ROUTER_NAME), (link_name(ROUTER_NAME), "127.0.0.1"), LEAF_DAYS)
         self.tls = Tls(directory / f"{AUTHORITY}.pem", own, directory / f"{ROUTER_NAME}.key")
         self.fingerprint = key_fingerprint(read_file(own))
         self.invitations = Invitations(directory / "invitations.json")
-
-    def renew(self) -> None:
-        """Renew the router's certificate: same key, so its fingerprint stays. Raises InputError."""
-        self.authority.renew(ROUTER_NAME, LEAF_DAYS)
 
     def machines(self) -> dict[str, Machine]:
         """Machines that joined, by name. Raises InputError."""
@@ -174,7 +170,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 self.remove_machines(self.machines.keys() - self.run.machines().keys())
                 if monotonic() - renewed_at > RENEW_S:
                     renewed_at = monotonic()
-                    self.run.renew()
+                    self.run.authority.renew(ROUTER_NAME, LEAF_DAYS)  # same key, so its fingerprint stays
                 if RELAYED in self.kinds.values() and monotonic() - recorded_at > RECORD_PAUSE_S:
                     recorded_at = monotonic()
                     self.write_links()
@@ -186,6 +182,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
             self.machines.pop(name).dismiss()
+            there = {ROUTER_NAME, *self.machines}
+            self.kinds = {pair: kind for pair, kind in self.kinds.items() if there.issuperset(pair)}
+            self.budget.carried = Counter({pair: n for pair, n in self.budget.carried.items() if pair <= there})
             self.write_links()
             self._say(f"{name} was removed")
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.gateway.access import _StrictRequest
 from serving.gateway.fields import MAX_CHOICES
 from serving.gateway.middleware import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from stages.host.schema_check import OF_CALLS
@@ -188,3 +189,11 @@ def test_unknown_paths_and_methods_are_refused(http: httpx.Client) -> None:
         assert http.put(path, json={}).headers["allow"] == allowed
     assert http.head("/v1/completions").status_code == 405
     check_refusal(http.post("/v1/completions", content=b"{}"), 415)
+
+
+async def test_the_strings_of_a_body_are_not_kept() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'["a prompt"]'}
+
+    first, second = [await _StrictRequest({"type": "http"}, receive).json() for _ in range(2)]
+    assert first[0] is not second[0]

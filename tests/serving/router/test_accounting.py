@@ -2,7 +2,6 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,24 +19,11 @@ HOSTS = ("host-1", "host-2", "host-3")
 PROMPT = "In the beginning "
 
 
-def linked(entry: HostEntry) -> Any:
-    return SimpleNamespace(entry=entry)
-
-
 def passage(host: str, compute_ms: float, received_bytes: int, queue_ms: float = 0.5) -> stage_pb2.HopTiming:
     return stage_pb2.HopTiming(host=host, queue_ms=queue_ms, compute_ms=compute_ms, received_bytes=received_bytes)
 
 
 # Through the servers
-
-
-def test_a_sweep_is_one_trip_within_one_tcp_flight_per_hop(client: Client) -> None:
-    result = client.generate(PROMPT, mode="sweep", max_bytes=256, seed=1)
-    assert (result.sweeps, result.hops) == (1, len(HOSTS) + 1)
-    assert len(result.wire_bytes) == len(HOSTS) + 1
-    assert sum(result.wire_bytes) == result.wire_bytes_total
-    assert max(result.wire_bytes) < 14_000, "one TCP flight"
-    assert (result.prompt_bytes, result.output_bytes, len(result.output)) == (len(PROMPT), 256, 256)
 
 
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
@@ -61,6 +47,9 @@ def test_wire_bytes_are_those_of_the_messages(client: Client, codec: str) -> Non
     for hop, passages in zip(between, (1, 2), strict=True):
         assert estimate + first < hop <= estimate + first + 64 * passages
     assert 128 < last < 128 + 64 * len(HOSTS) + 64
+    assert codec == "fp32" or max(result.wire_bytes) < 14_000, "one TCP flight"
+    assert (result.sweeps, result.hops, result.wire_bytes_total) == (1, len(HOSTS) + 1, sum(result.wire_bytes))
+    assert (result.prompt_bytes, result.output_bytes, len(result.output)) == (len(PROMPT), 128, 128)
 
 
 def test_json_output_has_every_metric(deployment: Deployment, onesweep: Run) -> None:
@@ -81,7 +70,7 @@ def test_json_output_has_every_metric(deployment: Deployment, onesweep: Run) -> 
 
 def test_sweeps_add_up_and_wire_bytes_show_the_largest_hop() -> None:
     a, b = HostEntry("a", "a:1", (0,), "a:1"), HostEntry("b", "b:1", (1,), "b:1")
-    account = Account(hosts={"a": linked(a), "b": linked(b)})
+    account = Account(hosts={"a": SimpleNamespace(entry=a), "b": SimpleNamespace(entry=b)})
     first = stage_pb2.Event(text=b"ab", timings=[passage("a", 2.0, 100), passage("b", 3.0, 200)])
     account.add_sweep(first)
     assert account.wire_bytes == [100, 200, len(first.SerializeToString())]
@@ -111,7 +100,7 @@ def test_hosts_are_named_as_in_the_topology() -> None:
     """Also where two call themselves the same: one took over from the other."""
     account = Account(trips=[])
     for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
-        account.hosts = {"stage-0": linked(HostEntry(name, f"{name}:7701", (0,), f"{name}:7701"))}
+        account.hosts = {"stage-0": SimpleNamespace(entry=HostEntry(name, f"{name}:7701", (0,), f"{name}:7701"))}
         account.add_sweep(stage_pb2.Event(timings=[passage("stage-0", compute_ms, 10)]))
     summary = account.summary("sweep", 1)
     shares = [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts]

@@ -60,16 +60,9 @@ def states(requests: list[PlaceRequest]) -> list[str]:
 # Places
 
 
-def test_requests_over_the_limit_are_refused() -> None:
-    gate = Gate(2)
-    held = [gate.ask() for _ in range(2)]
-    assert "2 requests are in flight, the limit" in str(gate.refused())
-    gate.leave(*held)
-    gate.enters(ANONYMOUS)
-    assert gate.counts == (0, 0, 0)
-
-
-def test_requests_wait_in_the_queue_for_a_place() -> None:
+def test_requests_over_the_limit_wait_in_the_queue_for_a_place() -> None:
+    (gate := Gate(1)).ask()
+    assert "1 requests are in flight, the limit" in str(gate.refused())
     gate = Gate(1, queue=2)
     first, second, third = (gate.ask() for _ in range(3))
     assert states([first, second, third]) == ["admitted", "waits", "waits"]
@@ -220,6 +213,17 @@ def test_requests_over_the_rate_of_a_key_are_refused_at_once() -> None:
     gate.enters(key)
 
 
+def test_a_key_of_an_earlier_day_is_forgotten_unless_a_limit_still_counts_it() -> None:
+    gate, held = Gate(8), Key("held")
+    gate.ask(held)
+    for key in (ALICE, BOB, slow := Key("slow", rate=1e-6)):
+        gate.enters(key)
+    gate.now_s, gate.unix_s = gate.now_s + DAY_S, gate.unix_s + DAY_S
+    gate.enters(CAROL)
+    assert gate.decides._usage.keys() == {"held", "slow", "carol"}
+    assert "key slow may start 1e-06" in str(gate.refused(slow))
+
+
 def test_concurrent_requests_of_a_key_are_limited() -> None:
     gate, key = Gate(8, queue=4), Key("alice", concurrent=2)
     held = [gate.ask(key) for _ in range(2)]
@@ -272,10 +276,7 @@ def test_batch_requests_yield_places_and_the_queue_to_interactive_ones() -> None
     assert batch[5].state == "waits"
     gate.leave(*batch, *usual)
     assert gate.counts == (0, 0, 0)
-
-
-def test_interactive_requests_leave_an_eighth_to_batch_ones() -> None:
-    gate = Gate(8, queue=16)
+    gate = Gate(8, queue=16)  # an eighth is left to them
     usual = [gate.ask() for _ in range(12)]
     batch = [gate.ask(ANONYMOUS, batch=True) for _ in range(2)]
     gate.leave(*usual[:2])

@@ -43,6 +43,7 @@ async def test_a_caller_waits_for_one_job_of_another_key_only() -> None:
     await asyncio.gather(*flood, *late)
     assert {"alice-0", "alice-1"} <= set(order[:5])
     assert len(order) == 10
+    assert not pool._held
 
 
 async def test_a_failed_or_cancelled_job_frees_its_thread(caplog: pytest.LogCaptureFixture) -> None:

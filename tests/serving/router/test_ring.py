@@ -161,6 +161,7 @@ async def test_a_request_waits_for_a_host_that_loads_and_not_for_one_that_reache
             info.releases.extend([stage_pb2.Release(chain={"digest": "0"})] * (at_s == 184.0))  # loaded
             await link.describe()
             assert (ring.gives_up_at(100.0), ring.gives_up_at(100.0, 0.0)) == (gives_up_at, 105.0)
+        assert relay.asked_at is None, "it answers again: it is not lost at once for its silence before"
         with pytest.raises(StatusError, match=r"\(waited 0.0 s\)"):  # there is time left to answer
             await asyncio.wait_for(RingView(ring).usable(184.3), 5.0)
     link.returning_at = 1e9

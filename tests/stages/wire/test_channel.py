@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
@@ -21,6 +22,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel, places
 from stages.wire.auth import SERVICE
 from stages.wire.channel import (
+    CallBounds,
     bind,
     check_name,
     is_loopback,
@@ -251,3 +253,11 @@ async def test_an_unusable_health_address_is_an_error(bundles: Path, where: str,
     settings = StageSettings(bundles / "own", (0,), "127.0.0.1:0", (), HostSettings("host"), health=where)
     with pytest.raises(error):
         await StageServer(settings).run(asyncio.Event())
+
+
+async def test_callers_are_forgotten_with_their_calls() -> None:
+    bounds, requests = CallBounds(), MagicMock()
+    requests.__anext__.return_value = None
+    for caller in ("alice", ""):
+        assert await bounds._next(requests, caller, 64) is None
+    assert not bounds._arriving

@@ -30,13 +30,15 @@ FULL = exhausted("tokyo has 64 hops in flight", retry_after_ms=700)
 LOADING = StatusError(grpc.StatusCode.UNAVAILABLE, "tokyo is still loading its weights")
 
 
-def test_a_host_that_hangs_is_named_with_the_time_waited() -> None:
+def test_a_host_that_hangs_is_named_with_the_time_waited_and_a_crash_reported() -> None:
     refusal = push_to(hang)
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
     assert refusal.message.startswith("the host at 127.0.0.1:")
     assert "did not answer within 0." in refusal.message
     assert "s; check that it runs" in refusal.message
     assert push_to(hang, describe=True).message.startswith("host tokyo at 127.0.0.1:")
+    crashed = push_to(crash)
+    assert (crashed.code, "failed: " in crashed.message) == (grpc.StatusCode.UNKNOWN, True)
 
 
 @pytest.mark.parametrize("refusing", [rejecting, aborting], ids=["a hop", "the stream"])
@@ -48,12 +50,6 @@ def test_a_refusal_is_forwarded_with_its_code_and_retry_time(refusing: Any) -> N
     loading = push_to(refusing(LOADING))
     assert (loading.code, loading.retry_after_ms) == (grpc.StatusCode.UNAVAILABLE, None)
     assert "did not answer" not in loading.message
-
-
-def test_a_crash_of_the_next_host_is_reported() -> None:
-    refusal = push_to(crash)
-    assert refusal.code is grpc.StatusCode.UNKNOWN
-    assert "failed: " in refusal.message
 
 
 async def test_hops_sent_together_arrive_in_one_batch_and_in_order() -> None:

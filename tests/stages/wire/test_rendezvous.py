@@ -106,21 +106,27 @@ async def test_a_leaving_machine_can_still_be_reached(tmp_path: Path) -> None:
     assert "b is leaving" in run.lines
 
 
-async def test_a_removed_machine_is_refused(
+async def test_a_removed_machine_is_refused_and_an_absent_rendezvous_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
+        run.rendezvous.kinds["a", "b"], run.rendezvous.budget.carried[frozenset("ab")] = "relayed", 1
         run.rendezvous.run.keep("a", None)
         await eventually(lambda: "a was removed" in run.lines)
-        assert not LinkRecord.read(run.rendezvous.run.directory).ports
+        record = LinkRecord.read(run.rendezvous.run.directory)
+        assert (record.ports, record.kinds, record.relayed_bytes) == ({}, {}, {})
         links = MachineLinks("a", there.tls, [run.address], there._shown[0][1].split()[1], there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):
             await links.attend()
         assert "Attend refused" in caplog.text
         with pytest.raises(grpc.aio.AioRpcError, match="code 410"):
             await reach(run.rendezvous.dial, "a", run.rendezvous.run.tls)
+        links._rendezvous = "127.0.0.1:1", "127.0.0.1:2"
+        attending = asyncio.create_task(links.attend())
+        await eventually(lambda: "no rendezvous answers at 127.0.0.1:1, 127.0.0.1:2 (" in caplog.text)
+        attending.cancel()
         await links.close()
 
 
@@ -130,16 +136,6 @@ async def test_a_job_of_another_thread_runs_on_the_rendezvous_s_loop(tmp_path: P
 
     async with running(tmp_path) as run:
         assert await asyncio.to_thread(asyncio.run, run.rendezvous.here(where())) is asyncio.get_running_loop()
-
-
-async def test_a_machine_reports_that_no_rendezvous_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path, a=True) as run:
-        there = run.machines["a"]
-        links = MachineLinks("a", there.tls, ["127.0.0.1:1", "127.0.0.1:2"], "unknown", there.own, tuple)
-        attending = asyncio.create_task(links.attend())
-        await eventually(lambda: "no rendezvous answers at 127.0.0.1:1, 127.0.0.1:2 (" in caplog.text)
-        attending.cancel()
-        await links.close()
 
 
 async def test_a_second_attendance_ends_the_first_and_unknown_kinds_are_refused(tmp_path: Path) -> None:

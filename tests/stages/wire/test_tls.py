@@ -157,6 +157,10 @@ def test_a_relay_presents_its_new_certificate(new_pki: NewPki, monkeypatch: pyte
             pki.authority.renew("tokyo", 9)
             assert await until_described(relay) == "paris"
             assert relay.channel is not before
+            for _ in range(2):  # at the second, the first of all has no calls any more
+                pki.authority.renew("tokyo", 9)
+                relay._renew()
+            assert before not in relay._former
             return await describe(relay)
 
         assert with_relay(paris, tokyo, story) == "paris"
