@@ -265,10 +265,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 async for event in events:
                     yield event
         finally:
-            if request.router not in self.host.subscribers.queues:  # it has gone
-                for name, session in list(self.host.sessions.sessions.items()):
-                    if session.router == request.router:
-                        self.host.sessions.release(name)
+            if request.router not in self.host.subscribers.queues:
+                self.host.sessions.release_router(request.router)
 
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:

@@ -209,6 +209,11 @@ class SessionStore:
         self.bytes -= session.bytes
         return True
 
+    def release_router(self, router: str) -> None:
+        """Free every session of a router that has gone."""
+        for name in [name for name, session in self.sessions.items() if session.router == router]:
+            self.release(name)
+
     def expire(self, now_s: float) -> None:
         """Free the sessions whose lease ran out."""
         for name in [
