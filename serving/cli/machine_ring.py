@@ -139,6 +139,8 @@ class MachineRing:
             try:
                 is_done = run_interruptible(self._until_changed(situation, self._follow(there, usable, deployment)))
                 self._settled = situation if is_done and usable == able else None
+                if self._settled:  # the same failure another day is news
+                    self._reported.clear()
                 return
             except OnesweepError as error:
                 if (line := f"no ring can be made of {', '.join(sorted(usable))}: {error}") not in self._reported:

@@ -81,12 +81,12 @@ class PretrainedTokenizer(Tokenizer):
         messages, tools = chat.messages, chat.tools
         if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt instead of messages")
-        told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
+        shown = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         # control tokens in a user's text stay text: a placeholder for each goes through the template
         mark, found = secrets.token_hex(8), list[str]()
         # marks the end of the last message, after which templates write more
         end = secrets.token_hex(8) if chat.continues else ""
-        told[-1]["content"] += end
+        shown[-1]["content"] += end
 
         def stand_in(match: re.Match[str]) -> str:
             found.append(match[0])
@@ -95,10 +95,10 @@ class PretrainedTokenizer(Tokenizer):
         try:
             schema = template.call_schema(tools, chat.must_call, chat.answer)
             # `strict` is for the router: a template may print every field that it gets
-            plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
+            plain = [{name: value for name, value in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
-            told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
-            text = template.render(told, shown, not chat.continues)
+            shown, tools = _in_strings([shown, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
+            text = template.render(shown, tools, not chat.continues)
             if end not in text:
                 raise TemplateProblem(
                     "the model's chat template does not show the last message: it cannot be continued"
@@ -119,14 +119,14 @@ class PretrainedTokenizer(Tokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         """The tokens' text, without control tokens."""
         # for a byte that is not UTF-8 the library also replaces its neighbours with U+FFFD, and so loses letters
-        told, kept = list[int](), (each for each in tokens if each not in self._left_out)
+        read, kept = list[int](), (each for each in tokens if each not in self._left_out)
         for are_bytes, row in groupby(kept, self._bytes.__contains__):
             if are_bytes:
                 repaired = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
-                told += [self._spelled[byte] for byte in repaired]
+                read += [self._spelled[byte] for byte in repaired]
             else:
-                told += row
-        text: str = self.encoding.decode(told)
+                read += row
+        text: str = self.encoding.decode(read)
         return text
 
     def hidden_tokens(self, names: Sequence[bytes]) -> frozenset[int]:
@@ -203,15 +203,15 @@ class _Tokens(Detokenizer):
         self._held = list[int]()
 
     def feed(self, tokens: bytes) -> bytes:
-        return "".join(self._told(token) for token in self.tokenizer.vocabulary.tokens(tokens)).encode()
+        return "".join(self._text_after(token) for token in self.tokenizer.vocabulary.tokens(tokens)).encode()
 
     def end(self) -> bytes:
         held = b"".join(self.tokenizer.token_text(token) for token in self._held if self._text([token]))
         # everything except the start of a character that never ends
-        told = codecs.getincrementaldecoder("utf-8")("replace").decode(held)
-        return (self._added().rstrip(UNKNOWN) + UNKNOWN * (len(told) - len(told.rstrip(UNKNOWN)))).encode()
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(held)
+        return (self._added().rstrip(UNKNOWN) + UNKNOWN * (len(text) - len(text.rstrip(UNKNOWN)))).encode()
 
-    def _told(self, token: int) -> str:
+    def _text_after(self, token: int) -> str:
         self._held.append(token)
         text = self._added()
         if text.endswith(UNKNOWN) and len(self._held) <= MAX_HELD:

@@ -97,9 +97,9 @@ class Admission:
         if self.stopping:
             raise unavailable("the router is stopping: use another router, or try again later")
         if request.key.name not in self._usage:  # names come and go with tokens
-            before, day = self._usage.items(), int(unix_s // DAY_S)
-            idle = {name for name, u in before if not (u.held or u.waiting or u.day == day or u.free_at_s > now_s)}
-            self._usage = {name: each for name, each in before if name not in idle}
+            for name, each in list(self._usage.items()):
+                if not (each.held or each.waiting or each.day == unix_s // DAY_S or each.free_at_s > now_s):
+                    del self._usage[name]
         usage = self._usage.setdefault(request.key.name, Usage())
         usage.most = request.key.concurrent or self._share
         # a request over its own quota does not wait: the caller knows best when to retry

@@ -330,9 +330,9 @@ class Quarantine:
         times = before.times if before else 0
         hours = min(2.0**times, MAX_HOURS)
         instances = [each for each in (*(before.instances if before else ()), instance) if each]
-        said = f"{reason}; check its machine and weights; it gets no work for {hours:.0f} h"
+        sentence = f"{reason}; check its machine and weights; it gets no work for {hours:.0f} h"
         kept = tuple(dict.fromkeys(instances))[-MAX_FAULTY:]
-        self._findings[name] = Finding(said, time.time() + hours * 3600, times + 1, kept)
+        self._findings[name] = Finding(sentence, time.time() + hours * 3600, times + 1, kept)
         self._write()
         return hours
 

@@ -78,7 +78,7 @@ class LinkProxy:
         self._dial = dial
         self._password = secrets.token_hex(16)  # keeps other users of this machine out
         self._unknown = 0  # connections that have not shown the password yet
-        self._said = dict[str, str]()  # why no way to a machine worked, as last logged
+        self._logged = dict[str, str]()  # why no way to a machine worked, as last logged
 
     async def open(self) -> asyncio.Server:
         """Listen, and make the channels of this process and its children use this proxy."""
@@ -89,16 +89,16 @@ class LinkProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            name = await self._heard(reader)
+            name = await self._read_target(reader)
             if not name:
                 writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
                 return
             await self._dial(name, local := _Answered(reader, writer))
-            self._said.pop(name, None)
+            self._logged.pop(name, None)
         except StatusError as refusal:
-            if self._said.get(name) != refusal.message:  # gRPC retries again and again
+            if self._logged.get(name) != refusal.message:  # gRPC retries again and again
                 log.info("no route to %s: %s", name, refusal.message)
-            self._said[name] = refusal.message
+            self._logged[name] = refusal.message
             if not local.is_answered:
                 is_gone = refusal.code is grpc.StatusCode.NOT_FOUND
                 writer.write(b"HTTP/1.1 410 Gone\r\n\r\n" if is_gone else b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
@@ -107,27 +107,27 @@ class LinkProxy:
         finally:
             writer.close()
 
-    async def _heard(self, reader: asyncio.StreamReader) -> str:
-        """As `_asked`; empty also for connections that are too slow, or too many."""
+    async def _read_target(self, reader: asyncio.StreamReader) -> str:
+        """As `_target_of`; empty also for connections that are too slow, or too many."""
         if self._unknown >= MAX_UNKNOWN:
             return ""
         self._unknown += 1
         try:
             async with asyncio.timeout(PROXY_S):
-                return self._asked(await reader.readuntil(b"\r\n\r\n"))
+                return self._target_of(await reader.readuntil(b"\r\n\r\n"))
         except TimeoutError:
             return ""
         finally:
             self._unknown -= 1
 
-    def _asked(self, head: bytes) -> str:
+    def _target_of(self, head: bytes) -> str:
         """The machine that a request asks for; empty for a stranger's request."""
         line, *fields = head.decode("latin-1").split("\r\n")
-        said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{LINK_DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
+        connect = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{LINK_DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
         credentials = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
         shown = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}
         is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {credentials}".encode())
-        return said[1] if said and is_ours else ""
+        return connect[1] if connect and is_ours else ""
 
 
 class _Answered(SocketPipe):

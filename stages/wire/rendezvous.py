@@ -182,9 +182,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
             self.machines.pop(name).dismiss()
-            there = {ROUTER_NAME, *self.machines}
-            self.kinds = {pair: kind for pair, kind in self.kinds.items() if there.issuperset(pair)}
-            self.budget.carried = Counter({pair: n for pair, n in self.budget.carried.items() if pair <= there})
+            self.kinds = {pair: kind for pair, kind in self.kinds.items() if name not in pair}
+            self.budget.carried = Counter({pair: n for pair, n in self.budget.carried.items() if name not in pair})
             self.write_links()
             self._say(f"{name} was removed")
 
@@ -219,7 +218,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             if name in self.machines or name == ROUTER_NAME:
                 raise already_exists(f"a machine named {name} has already joined: choose another --name")
             if len(self.machines) >= MAX_MACHINES:
-                raise exhausted(f"{MAX_MACHINES} machines have joined, which is the limit", 60_000)
+                raise exhausted(f"{MAX_MACHINES} machines have joined, the most: `invite --revoke` removes one", 60_000)
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
