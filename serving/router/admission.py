@@ -122,7 +122,8 @@ class Admission:
 
     def leave(self, request: PlaceRequest, now_s: float) -> None:
         """End a request; its client may leave at the very moment it gets its place."""
-        usage, had_place = self._usage[request.key.name], request.state == "admitted"
+        # one that made room for another may be of a day that is forgotten by now
+        usage, had_place = self._usage.get(request.key.name, Usage()), request.state == "admitted"
         request.change("leaves")
         if request in usage.waiting:
             usage.waiting.remove(request)
