@@ -14,8 +14,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: erro
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # the system's: gRPC's own does not know names such as oslo.local
 
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
-# of paths: in a home directory of another user, in a ring of links, too long
-UNUSABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)  # a path, as in another user's home
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
 # Words of errors where the system has too little; importing torch's own classes would take a second.
