@@ -14,6 +14,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: erro
 os.environ.setdefault("GRPC_DNS_RESOLVER", "native")  # the system's: gRPC's own does not know names such as oslo.local
 
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # a shell's exit codes for SIGPIPE and SIGINT
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)  # a path, as in another user's home
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
 # Words of errors where the system has too little; importing torch's own classes would take a second.
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(end="", flush=True)  # here, because a failure at the interpreter's exit gets no sentence
         return code
     except OSError as error:
-        if error.filename and isinstance(error, PermissionError):  # as in a home directory of another user
+        if error.filename and error.errno in UNUSABLE:
             _say(f"onesweep: cannot use {error.filename}: {error.strerror}")
             return InputError.exit_code
         if isinstance(error, FileNotFoundError) and not error.filename:  # of tempfile, which tried several directories

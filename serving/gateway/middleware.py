@@ -64,7 +64,7 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
             code="unknown_host",
         )
     origin = headers.get("origin")
-    if origin is not None and origin.lower().partition("://")[2] != host.lower():
+    if origin is not None and (not host or origin.lower().partition("://")[2] != host.lower()):
         raise ApiError(403, "a page of another site may not call this server", code="cross_origin")
     # browsers send forms and plain text from other sites' pages without a preflight request
     if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

@@ -121,8 +121,8 @@ class Admission:
         request.begun_s = now_s
 
     def leave(self, request: PlaceRequest, now_s: float) -> None:
-        """End a request; its client may leave at the very moment it gets its place."""
-        usage, had_place = self._usage[request.key.name], request.state == "admitted"
+        """End a request; its client may leave at the very moment it gets its place, or its key be forgotten by now."""
+        usage, had_place = self._usage.get(request.key.name, Usage()), request.state == "admitted"
         request.change("leaves")
         if request in usage.waiting:
             usage.waiting.remove(request)

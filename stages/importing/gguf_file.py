@@ -269,7 +269,7 @@ class GgufSource(Source):
         optional = {key: self._metadata_value(name, None) for key, name in _OPTIONAL.items()}
         config |= {key: value for key, value in optional.items() if value is not None}
         embedding = self._tensors.get("token_embd.weight")
-        config["vocab_size"] = 1 if embedding is None else next(iter(_shape(embedding)), 0)  # None: refused later
+        config["vocab_size"] = 2 if embedding is None else next(iter(_shape(embedding)), 0)  # None: refused later
         epsilon = float(f"{self._metadata_value('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads

@@ -183,15 +183,16 @@ MIN_SHARE = 0.85  # share of the vocabulary that a tokenizer must know: models r
 def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
     """`text` in tokens. Raises CheckpointError for a tokenizer that cannot be the model's."""
     made = open_tokenizer(tokenizer)
-    ids = made.get_vocab(with_added_tokens=True).values()
+    with library_errors(lambda problem: CheckpointError(f"the tokenizer fails on the probe text ({problem})")):
+        written = made.encode(text).ids
+    ids = {*made.get_vocab(with_added_tokens=True).values(), *written}  # a post-processor may add others
     size, vocabulary = len(ids), architecture.vocabulary
     if size == 0 or max(ids) >= vocabulary or size < MIN_SHARE * vocabulary:
         raise CheckpointError(
             f"the tokenizer does not match: it has {size} tokens, up to number {max(ids, default=-1)}, but the model "
             f"{vocabulary}: take the tokenizer.json that was published with these weights"
         )
-    with library_errors(lambda problem: CheckpointError(f"the tokenizer fails on the probe text ({problem})")):
-        tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
+    tokens = tuple(written[: min(architecture.positions, MAX_PROBE_TOKENS)])
     if len(tokens) < 2:
         raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is not one for text")
     return tokens

@@ -238,6 +238,7 @@ def test_whatever_the_machine_lacks_is_explained(
     thread, fork = RuntimeError("can't start new thread"), BlockingIOError(11, "Resource temporarily unavailable")
     file = OSError(24, "Too many open files", "/root/x")
     others = {package: "this command needs cryptography", other: "cannot use /root/x: Permission denied"}
+    others[OSError(errno.ELOOP, "Too many levels", "x/y")] = "cannot use x/y: Too many levels"
     others[FileNotFoundError(2, "No usable directory")] = "No usable directory: make one of them writable"
     for error in (MemoryError(), mapped, RuntimeError(cpu), RuntimeError(cuda), thread, fork, file, *others):
         monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))

@@ -28,6 +28,7 @@ FORMS = ("", "text/plain", "application/x-www-form-urlencoded", "text/plain;appl
     [
         *(("GET", {"host": host}, "--allow-host") for host in STRANGERS),
         *(("GET", {"host": "localhost:7780", "origin": origin}, "another site") for origin in SITES),
+        ("GET", {"origin": "null"}, "another site"),
         *(("POST", {"host": "localhost", "content-type": kind}, "Content-Type") for kind in FORMS),
     ],
 )

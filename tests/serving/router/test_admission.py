@@ -222,6 +222,12 @@ def test_a_key_of_an_earlier_day_is_forgotten_unless_a_limit_still_counts_it() -
     gate.enters(CAROL)
     assert gate.decides._usage.keys() == {"held", "slow", "carol"}
     assert "key slow may start 1e-06" in str(gate.refused(slow))
+    gate = Gate(1, queue=1)
+    gate.ask(held)
+    made_room, _ = gate.ask(BOB, batch=True), gate.ask(CAROL)
+    gate.unix_s += DAY_S
+    gate.refused(ALICE)
+    gate.leave(made_room)  # forgotten by now
 
 
 def test_concurrent_requests_of_a_key_are_limited() -> None:

@@ -64,6 +64,9 @@ def test_rotation_of_a_part_and_damage_are_refused(
         put(rotated, before, skipped, struct.pack("<I", number))
         with pytest.raises(CheckpointError, match=sentence):
             imported(rotated)
+    lacking = {name: tensor for name, tensor in weights.items() if "embed" not in name}
+    with pytest.raises(CheckpointError, match=r"tensor token_embd.weight, which is missing"):
+        imported(write_gguf(tmp_path / "lacking.gguf", lacking))
     (file.parent / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
         imported(file)

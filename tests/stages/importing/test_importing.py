@@ -190,9 +190,18 @@ def test_wrong_options_are_refused_before_tensors_are_read(imported: Any, folder
 def test_a_tokenizer_of_another_model_is_refused(imported: Any, folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     few, damaged = {**tokenizer, "added_tokens": []}, {**tokenizer, "model": {}}
+    begins = {
+        "id": "<bos>",
+        "ids": [300],
+        "tokens": ["<bos>"],
+    }  # that a post-processor writes
+    pieces = [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    adds = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {"<bos>": begins}}
+    other, unknown = {**tokenizer, "post_processor": adds}, "does not match: it has 301 tokens, up to number 300"
     many = json.loads((folder / "tokenizer.json").read_text())
     small, mismatch = {**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}, "has 4 tokens, up to number 3, but"
-    for changed, sentence in ((damaged, "tokenizer.json cannot be read"), (small, f"does not match: it {mismatch}")):
+    wrong = (damaged, "tokenizer.json cannot be read"), (small, f"does not match: it {mismatch}"), (other, unknown)
+    for changed, sentence in wrong:
         (folder / "tokenizer.json").write_text(json.dumps(changed))
         with pytest.raises(CheckpointError, match=sentence):
             imported(folder)
