@@ -245,14 +245,14 @@ def counts(root: Path) -> list[Count]:
     files = [module.lines for module in modules if module.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 49_506),
+        Count("source lines", lines, 49_508),
         Count("source files that are not empty", len(files), 255),
         Count("lines of a file, median", statistics.median(files)),
         Count("lines of a file, largest", max(files), 400),
         Count("lines of a function, median", statistics.median((n.end_lineno or 0) - n.lineno + 1 for n in functions)),
         Count("class names that occur twice", sum(n > 1 for n in classes.values()), 0),
         Count("comments per 100 lines", 100 * sum(m.comments() for m in modules) / lines, 4, at_least=True),
-        Count("test lines", sum(path.read_text().count("\n") for path in tests), 34_614),
+        Count("test lines", sum(path.read_text().count("\n") for path in tests), 34_634),
     ]
 
 
