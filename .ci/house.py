@@ -245,7 +245,7 @@ def counts(root: Path) -> list[Count]:
     files = [module.lines for module in modules if module.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 49_508),
+        Count("source lines", lines, 49_499),
         Count("source files that are not empty", len(files), 255),
         Count("lines of a file, median", statistics.median(files)),
         Count("lines of a file, largest", max(files), 400),

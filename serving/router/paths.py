@@ -204,11 +204,6 @@ class Patience:
     most_waiting: int = 32  # requests that may wait longer before they begin: each holds a place at the router
     waiting: int = 0
 
-    @property
-    def most_s(self) -> float:
-        """The longest wait of a request that has not begun."""
-        return RETURN_S if self.waiting <= self.most_waiting else 0.0
-
     def ends_at(self, links: Sequence[HostLink], since_s: float, most_s: float, *, joined: bool) -> float:
         """When a request that has looked for a path since `since_s` gives up: later, by `most_s` at most, while hosts
         load their weights, and while machines that joined start again or are replaced."""

@@ -323,7 +323,8 @@ class RingView:
         patience.waiting += 1
         try:
             while problem := self.problem:
-                now_s, ends_at = monotonic(), self.ring.gives_up_at(since_s, min(return_s, patience.most_s))
+                most_s = return_s if patience.waiting <= patience.most_waiting else 0.0
+                now_s, ends_at = monotonic(), self.ring.gives_up_at(since_s, most_s)
                 if now_s >= min(ends_at, due_at - 2 * RETRY_S):
                     raise unavailable(f"{problem} (waited {now_s - since_s:.1f} s)")
                 await asyncio.sleep(RETRY_S)

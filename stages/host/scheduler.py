@@ -20,7 +20,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
 from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
 from stages.host.grammar import GRAMMAR_BYTES
@@ -84,7 +84,7 @@ class HopWork(ABC):
         """The next call. Valid only while there is no outcome."""
 
     @abstractmethod
-    def complete(self, result: Tensor | Denoised | None) -> None:
+    def complete(self, result: Any) -> None:  # noqa: ANN401 - of the type that the call's method returns
         """Continue with the result of the last call."""
 
     @property

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stages.backends.base import Denoised, PictureRunner
+from stages.backends.base import PictureRunner
 from stages.backends.rows import ROWS_TOGETHER
 from stages.host.plan import ModelSource
 from stages.host.scheduler import HopWork, KernelCall
@@ -63,8 +63,7 @@ class PictureWork(HopWork):
     def next_op(self) -> KernelCall:
         return KernelCall(self._runner.evaluate, self._pieces[0], self.rows)
 
-    def complete(self, result: Tensor | Denoised | None) -> None:
-        assert isinstance(result, Tensor)
+    def complete(self, result: Tensor) -> None:
         self._pieces.popleft()
         self._results.append(result)
         if not self._pieces:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.backends.base import CleanPiece, Denoised
+from stages.backends.base import CleanPiece
 from stages.host.drafter import Drafter, DraftState
 from stages.host.grammar import Grammar
 from stages.host.plan import HostPlan, ModelKind, ModelSource
@@ -80,8 +80,7 @@ class ReadWork(TextWork):
         piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
         return KernelCall(self._runners[stage].read, piece, rows)
 
-    def complete(self, result: Tensor | Denoised | None) -> None:
-        assert isinstance(result, Tensor)
+    def complete(self, result: Tensor) -> None:
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
             # round as if sent to another host, so that a text does not depend on which host holds which stage
@@ -156,11 +155,10 @@ class SampleWork(ReadWork):
             return super().next_op()
         return KernelCall(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
 
-    def complete(self, result: Tensor | Denoised | None) -> None:
+    def complete(self, result: Tensor) -> None:
         if self._at < len(self._stages):
             super().complete(result)
             return
-        assert isinstance(result, Tensor)
         event = self._sampled(result)
         self.outcome = event
         if event.WhichOneof("outcome") != "text" or event.complete:

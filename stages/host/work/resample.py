@@ -6,11 +6,11 @@ with the scores of all hosts, it draws one by weight, and writes candidates that
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.backends.base import Denoised
 from stages.backends.whole_model import Continuations, KnownText
 from stages.host.parts import Parts
 from stages.host.plan import ModelKind, ModelSource
@@ -70,7 +70,7 @@ class ResampleWork(ScoreWork):
             return KernelCall(self._writing.text.model.write, self._writing, self.rows)
         return super().next_op()
 
-    def complete(self, result: Tensor | Denoised | None) -> None:
+    def complete(self, result: Any) -> None:  # noqa: ANN401 - a Tensor, or None after what it read or wrote
         if self._to_read:
             self._to_read.popleft()
         elif self._writing is None:

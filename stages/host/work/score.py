@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.backends.base import BranchPiece, Denoised
+from stages.backends.base import BranchPiece
 from stages.host.plan import ModelKind, ModelSource
 from stages.host.scheduler import KernelCall
 from stages.host.sessions import HostSession
@@ -66,11 +66,10 @@ class ScoreWork(ReadWork):
         stage = self._stages[self._at]
         return KernelCall(self._runners[stage].branch, BranchPiece(self._x, self.session.caches[stage]), self.rows)
 
-    def complete(self, result: Tensor | Denoised | None) -> None:
+    def complete(self, result: Tensor) -> None:
         if not self._heads:
             super().complete(result)
             return
-        assert isinstance(result, Tensor)
         self._heads.popleft()
         self._scores.add(result)
         if not self._heads:

@@ -143,8 +143,7 @@ class SweepWork(TextWork):
         compute = runner.read if isinstance(piece, CleanPiece) else runner.denoise
         return KernelCall(compute, piece, self._block.rows)
 
-    def complete(self, result: Tensor | Denoised | None) -> None:
-        assert result is not None
+    def complete(self, result: Denoised) -> None:
         self._block.supply(result)
         if not self._block.done:
             return
